@@ -38,12 +38,15 @@ POINTERS: dict[np.dtype, str] = {
 #: Pointers are multiples of this many bytes: XLA's and PyTorch's buffers are, and launchers check.
 ALIGNMENT = 16
 
+#: What is compiled for where no GPU says otherwise.
+DEFAULT_TARGET = Target("cuda", "90")
+
 _METADATA = ("name", "shared", "num_warps", "num_ctas", "num_stages", "global_scratch_size", "tmem_size")
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one program takes: registers a thread, bytes of local memory a thread (spills and stack), shared bytes, warps."""
+    """What one program takes: registers and bytes of local memory (spills, stack) a thread; shared bytes; warps."""
 
     registers: int
     spilled: int
@@ -53,7 +56,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Built:
-    """Machine code of a kernel and each stage on the way (``asm``: ttir, ttgir, llir, ptx and cubin, or amdgcn and hsaco)."""
+    """Machine code and each stage on the way (``asm``: ttir, ttgir, llir, then ptx and cubin, or amdgcn and hsaco)."""
 
     target: Target
     asm: dict[str, str | bytes]
@@ -69,8 +72,10 @@ class Built:
 
 
 def compile(kernel: Kernel, target: Target) -> Built:
-    """The kernel's machine code for ``target``, from the store where it is known. Raises BuildError, which names the stage."""
-    key = store.key("built", kernel.source, kernel.name, _signature(kernel), str(target), _options(kernel), triton.__version__)
+    """The kernel's machine code for ``target``, from the store if it is known. Raises BuildError, naming the stage."""
+    key = store.key(
+        "built", kernel.source, kernel.name, _signature(kernel), str(target), _options(kernel), triton.__version__
+    )
     if (entry := store.get(key)) is not None:
         return _from_entry(target, entry)
     built = _compile(kernel, target)
@@ -78,7 +83,7 @@ def compile(kernel: Kernel, target: Target) -> Built:
     return built
 
 
-def front(kernel: Kernel, target: Target = Target("cuda", "90")) -> str:
+def front(kernel: Kernel, target: Target = DEFAULT_TARGET) -> str:
     """Triton's front end alone: the kernel's TTIR as text. Quick; raises BuildError as ``compile`` would."""
     with mode(interpret=False):
         return str(_Pipeline(kernel, target).module)
@@ -148,7 +153,9 @@ def _ast_source(kernel: Kernel) -> ASTSource:
 def _signature(kernel: Kernel) -> list[str]:
     unknown = [p for p in kernel.params if p.dtype not in POINTERS]
     if unknown:
-        raise BuildError(kernel.name, "signature", f"{unknown[0].name} has dtype {unknown[0].dtype}, which Triton has not")
+        raise BuildError(
+            kernel.name, "signature", f"{unknown[0].name} has dtype {unknown[0].dtype}, which Triton has not"
+        )
     return [f"*{POINTERS[p.dtype]}" for p in kernel.params]
 
 
@@ -162,7 +169,7 @@ def _options(kernel: Kernel) -> dict[str, Any]:
 
 def _message(error: Exception) -> str:
     """The error and what caused it: Triton wraps the reason inside a helper in one error a call."""
-    parts = []
+    parts: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(parts) < 8:
         parts.append(f"{type(cause).__name__}: {cause}".strip())
@@ -179,7 +186,10 @@ def _cuda_resources(kernel: Kernel, asm: dict[str, str | bytes], metadata: dict[
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
         text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     entry = text.partition(f"Function {kernel.name}:")[2]
-    found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", entry.partition("Function")[0])}
+    found = {
+        name: int(value)
+        for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", entry.partition("Function")[0])
+    }
     if "REG" not in found:
         raise BuildError(kernel.name, "resources", f"cuobjdump gave no usage: {text[:200]!r}")
     return Resources(

@@ -1,18 +1,17 @@
 """Generated source → Python functions, compiled or interpreted, whichever way Triton was imported.
 
-``triton.jit`` gives compiled or interpreted functions by a switch read at decoration, and Triton's own library (``tl.sum``,
-``tl.sort``) was decorated when Triton was imported. ``mode`` sets the switch and swaps that library for its counterpart,
-so that both sorts work in one process.
+``triton.jit`` gives compiled or interpreted functions by a switch read at decoration, and Triton's own library
+(``tl.sum``, ``tl.sort``) was decorated when Triton was imported. ``mode`` sets the switch and swaps that library for
+its counterpart, so that both sorts work in one process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import linecache
-import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -111,7 +110,7 @@ def _execute(name: str, source: str, interpret: bool) -> ModuleType:
     module = ModuleType(f"onelaunch_generated_{Path(path).stem}")
     module.__file__ = path
     try:
-        exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102
+        exec(compile(source, path, "exec"), module.__dict__)
     except Exception as error:
         raise BuildError(name, "load", f"{type(error).__name__}: {error}") from error
     for key, value in list(vars(module).items()):
@@ -124,15 +123,9 @@ def _write(name: str, source: str) -> str:
     """Path of a file with ``source`` for tools that show it (profilers, debuggers); writing it may fail unnoticed."""
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     path = store.root() / "source" / f"{name}_{digest}.py"
-    try:
+    with contextlib.suppress(OSError):
         if not path.exists() or path.read_text() != source:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-            with os.fdopen(handle, "w") as file:
-                file.write(source)
-            os.replace(temporary, path)
-    except OSError:
-        pass
+            store.write(path, source.encode())
     return str(path)
 
 

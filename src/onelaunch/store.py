@@ -1,12 +1,13 @@
 """What is worth keeping between processes, on disk: compiled kernels, plans, timings.
 
-An entry is a few named byte strings. It is one file, written whole and then renamed into place, and ends in a checksum: a
-reader sees all of it or none, and a damaged entry is a miss. No function raises because of the disk; where the directory
-can't be written nothing is kept. ``ONELAUNCH_CACHE_DIR`` names another directory.
+An entry is a few named byte strings. It is one file, written whole and then renamed into place, and ends in a checksum:
+a reader sees all of it or none, and a damaged entry is a miss. No function raises because of the disk; where the
+directory can't be written nothing is kept. ``ONELAUNCH_CACHE_DIR`` names another directory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -49,29 +50,31 @@ def get(name: str) -> dict[str, bytes] | None:
     if entry is None:
         _remove(path)
         return None
-    try:
+    with contextlib.suppress(OSError):
         os.utime(path)
-    except OSError:
-        pass
     return entry
 
 
 def put(name: str, entry: Mapping[str, bytes]) -> bool:
     """Write an entry whole, replacing what is there; False where it can't be written."""
-    path = _path(name)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_encode(entry))
-            os.replace(temporary, path)
-        except BaseException:
-            _remove(Path(temporary))
-            raise
+        write(_path(name), _encode(entry))
     except OSError:
         return False
     return True
+
+
+def write(path: Path, data: bytes) -> None:
+    """Put a whole file in place at once; other processes see the old one or the new one. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        _remove(Path(temporary))
+        raise
 
 
 def prune(limit: int = DEFAULT_LIMIT) -> int:

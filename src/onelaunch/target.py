@@ -29,9 +29,8 @@ class Target:
 
 def parse(text: str) -> Target:
     """``"cuda:90"`` or ``"hip:gfx942"`` as a Target; OptionError, which lists the known ones, otherwise."""
-    if match := re.fullmatch(r"cuda:(\d{2,3})", text):
-        if int(match[1]) >= 75:
-            return Target("cuda", match[1])
+    if (match := re.fullmatch(r"cuda:(\d{2,3})", text)) and int(match[1]) >= 75:
+        return Target("cuda", match[1])
     if match := re.fullmatch(r"hip:(gfx[0-9a-f]{3,4})", text):
         return Target("hip", match[1])
     raise OptionError(f"unknown target {text!r}; known targets: {', '.join(KNOWN)}")

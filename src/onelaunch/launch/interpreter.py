@@ -1,4 +1,4 @@
-"""Run a generated kernel in Triton's interpreter on numpy arrays, every access checked; needs neither a GPU nor PyTorch."""
+"""Run a generated kernel in Triton's interpreter on numpy arrays, every access checked; needs no GPU and no PyTorch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,12 @@ class _Buffer:
         outside = changed[(changed < start) | (changed >= stop)]
         if outside.size:
             raise MemoryFault(f"kernel {kernel.name!r} wrote {outside[0] - start} bytes from {self.param.name!r}")
-        if written and self.param.role == "out" and self.param.dtype == bool and self.memory[self.inside].max(initial=0) > 1:
+        if (
+            written
+            and self.param.role == "out"
+            and self.param.dtype == bool
+            and self.memory[self.inside].max(initial=0) > 1
+        ):
             raise MemoryFault(f"kernel {kernel.name!r} left a bool of {self.param.name!r} unwritten or not 0 or 1")
 
 
@@ -71,8 +76,8 @@ def run(
     """The outputs of ``kernel`` for ``args`` (its "in" params in order).
 
     ``aliases`` maps an input's number to the output's that shares its buffer. ``order`` of the programs is "forward",
-    "reverse" or "shuffled" (by ``seed``). Outputs and scratch start poisoned. Raises MemoryFault on an access outside the
-    arrays; an error of the interpreter itself passes through.
+    "reverse" or "shuffled" (by ``seed``). Outputs and scratch start poisoned. Raises MemoryFault on an access outside
+    the arrays; an error of the interpreter itself passes through.
     """
     aliases = dict(aliases or {})
     buffers = _buffers(kernel, args, aliases)
@@ -162,7 +167,7 @@ class _Watch:
         self.stops = np.array([b.address + b.param.nbytes for b in self.buffers], np.int64)
 
     def checked(self, access: Any, mask: int | None = None, pointer: int = 0) -> Any:
-        """``access`` of the interpreter's builder, with its arguments' addresses checked where ``mask`` lets them through."""
+        """``access`` of the interpreter's builder, its addresses checked first where the mask lets them through."""
 
         def call(*args: Any) -> Any:
             pointers = args[pointer]
@@ -183,7 +188,9 @@ class _Watch:
             self.fault(int(used[bad.argmax()]))
 
     def fault(self, address: int) -> None:
-        nearest = min(self.buffers, key=lambda b: min(abs(address - b.address), abs(address - b.address - b.param.nbytes)))
+        nearest = min(
+            self.buffers, key=lambda b: min(abs(address - b.address), abs(address - b.address - b.param.nbytes))
+        )
         param, offset = nearest.param, address - nearest.address
         raise MemoryFault(
             f"kernel {self.kernel.name!r} touched byte {offset} of {param.name!r}, "

@@ -1,0 +1,108 @@
+"""Launch generated kernels from JAX: one primitive, lowered to one XLA custom call on a GPU and to a callback on a CPU.
+
+Under ``jax.jit`` nothing of this module runs at a call: XLA launches the kernel on its own stream and device.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from onelaunch import build, compat, target
+from onelaunch.emit.kernel import Kernel, Param
+from onelaunch.launch import interpreter, wire
+
+CALL_TARGET = "triton_kernel_call_ffi"
+
+kernel_p = Primitive("onelaunch_kernel")
+kernel_p.multiple_results = True
+
+
+def call(kernel: Kernel, *args: Any, aliases: Mapping[int, int] | None = None) -> list[Any]:
+    """The outputs of ``kernel`` for JAX arrays or tracers (its "in" params in order, with their shapes and dtypes).
+
+    ``aliases`` maps an argument's number to the output's that may take its buffer; XLA copies the argument first where
+    something else still needs it. Raises TypeError on other shapes or dtypes, BuildError at lowering.
+    """
+    inputs = _role(kernel, "in")
+    found = [(np.dtype(a.dtype), tuple(a.shape)) for a in args]
+    wanted = [(p.dtype, p.shape) for p in inputs]
+    if found != wanted:
+        raise TypeError(f"kernel {kernel.name!r} takes {_show(wanted)}, not {_show(found)}")
+    return list(kernel_p.bind(*args, kernel=kernel, aliases=tuple(sorted((aliases or {}).items()))))
+
+
+def device_target() -> target.Target:
+    """The target of this process' GPU; ``ONELAUNCH_TARGET`` (e.g. "cuda:80"), or sm_90, where there is none."""
+    if name := os.environ.get("ONELAUNCH_TARGET"):
+        return target.parse(name)
+    try:
+        device = jax.local_devices(backend="gpu")[0]
+    except RuntimeError:
+        return build.DEFAULT_TARGET
+    return target.from_capability(str(device.compute_capability))
+
+
+@kernel_p.def_abstract_eval
+def _abstract_eval(*_: Any, kernel: Kernel, aliases: tuple[tuple[int, int], ...]) -> list[jax.core.ShapedArray]:
+    return [jax.core.ShapedArray(p.shape, p.dtype) for p in _role(kernel, "out")]
+
+
+@kernel_p.def_impl
+def _impl(*args: Any, kernel: Kernel, aliases: tuple[tuple[int, int], ...]) -> list[jax.Array]:
+    return list(_jitted(kernel, aliases)(*args))
+
+
+@functools.lru_cache(maxsize=1024)
+def _jitted(kernel: Kernel, aliases: tuple[tuple[int, int], ...]) -> Any:
+    return jax.jit(functools.partial(kernel_p.bind, kernel=kernel, aliases=aliases))
+
+
+def _lower_gpu(
+    ctx: mlir.LoweringRuleContext, *operands: ir.Value, kernel: Kernel, aliases: tuple[tuple[int, int], ...]
+) -> Sequence[ir.Value]:
+    """One custom call whose operands are the inputs and whose results are the outputs, then the scratch arrays."""
+    order = _role(kernel, "in") + _role(kernel, "out") + _role(kernel, "scratch")
+    if list(kernel.params) != order:
+        raise ValueError(f"kernel {kernel.name!r}: its params must be inputs, then outputs, then scratch")
+    built = build.compile(kernel, device_target())
+    opaque = wire.kernel_call(kernel, built, with_cubin=compat.LAUNCHER_TAKES_CUBIN)
+    scratch = [jax.core.ShapedArray(p.shape, p.dtype) for p in _role(kernel, "scratch")]
+    rule = jax.ffi.ffi_lowering(
+        CALL_TARGET,
+        operand_output_aliases=dict(aliases),
+        backend_config={"name": ir.StringAttr.get(kernel.name), "opaque": ir.StringAttr.get(opaque)},
+    )
+    results = rule(ctx.replace(avals_out=[*ctx.avals_out, *scratch]), *operands)
+    return list(results)[: len(ctx.avals_out)]
+
+
+def _interpreted(*args: Any, kernel: Kernel, aliases: tuple[tuple[int, int], ...]) -> Any:
+    """The kernel in Triton's interpreter, on the host."""
+    results = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in _role(kernel, "out")]
+    run = functools.partial(_run_interpreter, kernel, dict(aliases))
+    return jax.pure_callback(run, results, *args, vmap_method="sequential")
+
+
+def _run_interpreter(kernel: Kernel, aliases: dict[int, int], *args: Any) -> list[np.ndarray]:
+    return interpreter.run(kernel, [np.asarray(a) for a in args], aliases=aliases)
+
+
+def _role(kernel: Kernel, role: str) -> list[Param]:
+    return [p for p in kernel.params if p.role == role]
+
+
+def _show(types: Sequence[tuple[np.dtype, tuple[int, ...]]]) -> str:
+    return ", ".join(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in types) or "nothing"
+
+
+mlir.register_lowering(kernel_p, _lower_gpu, platform="cuda")
+mlir.register_lowering(kernel_p, mlir.lower_fun(_interpreted, multiple_results=True), platform="cpu")
