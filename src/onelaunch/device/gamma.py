@@ -1,0 +1,1 @@
+"""Gamma and related functions."""

@@ -1,0 +1,213 @@
+"""The numpy meaning of scalar functions whose JAX semantics numpy lacks: edges of integers, casts, 16-bit floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from onelaunch.ir.types import is_bool, is_float
+
+Array = np.ndarray
+Numpy = Callable[..., Array]
+
+
+def quiet(fn: Numpy) -> Numpy:
+    """Overflow, NaN and division by zero are ordinary values."""
+
+    def call(*args: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return fn(*args)
+
+    return call
+
+
+def halves(fn: Numpy) -> Numpy:
+    """16-bit floats are computed in f32 and rounded once."""
+
+    def call(*args: Array) -> Array:
+        with np.errstate(all="ignore"):
+            dtype = next((a.dtype for a in args if is_float(a.dtype)), None)
+            if dtype is None or dtype.itemsize != 2:
+                return fn(*args)
+            out = fn(*(a.astype(np.float32) if is_float(a.dtype) else a for a in args))
+            return out.astype(dtype) if out.dtype == np.float32 else out
+
+    return call
+
+
+def wide(fn: Numpy) -> Numpy:
+    """Floats are computed in f64 and rounded once."""
+
+    def call(*args: Array) -> Array:
+        with np.errstate(all="ignore"):
+            dtype = args[0].dtype
+            out = fn(*(a.astype(np.float64) for a in args))
+            return out.astype(np.float32).astype(dtype) if dtype.itemsize < 8 else out
+
+    return call
+
+
+def unsigned(x: Array) -> Array:
+    return x.view(np.dtype(f"uint{x.dtype.itemsize * 8}")) if x.dtype.kind in "iu" else x
+
+
+def signed(x: Array) -> Array:
+    return x.view(np.dtype(f"int{x.dtype.itemsize * 8}"))
+
+
+def divide(x: Array, y: Array) -> Array:
+    """Quotient; of integers cut to zero, all bits set where y is 0."""
+    if is_float(x.dtype):
+        return np.divide(x, y)
+    x, y = np.broadcast_arrays(x, y)
+    plain = (y != 0) & ((y != -1) if x.dtype.kind == "i" else True)
+    safe = np.where(plain, y, 1).astype(x.dtype)
+    quotient = (x - np.fmod(x, safe)) // safe
+    ones = np.invert(np.zeros((), x.dtype))
+    return np.where(plain, quotient, np.where(y == 0, ones, np.zeros((), x.dtype) - x)).astype(x.dtype)
+
+
+def remainder(x: Array, y: Array) -> Array:
+    """Remainder with the sign of x; of integers x where y is 0."""
+    if is_float(x.dtype):
+        return np.fmod(x, y)
+    x, y = np.broadcast_arrays(x, y)
+    plain = (y != 0) & ((y != -1) if x.dtype.kind == "i" else True)
+    rest = np.fmod(x, np.where(plain, y, 1).astype(x.dtype))
+    return np.where(plain, rest, np.where(y == 0, x, 0)).astype(x.dtype)
+
+
+def maximum(x: Array, y: Array) -> Array:
+    """The greater; NaN wins, and -0 < +0."""
+    top = np.maximum(x, y)
+    if not is_float(top.dtype):
+        return top
+    return np.where((x == 0) & (y == 0), np.where(np.signbit(x), y, x), top)
+
+
+def minimum(x: Array, y: Array) -> Array:
+    """The lesser; NaN wins, and -0 < +0."""
+    low = np.minimum(x, y)
+    if not is_float(low.dtype):
+        return low
+    return np.where((x == 0) & (y == 0), np.where(np.signbit(x), x, y), low)
+
+
+def sign(x: Array) -> Array:
+    return np.where(x == 0, x, np.sign(x)) if is_float(x.dtype) else np.sign(x)
+
+
+def round_away(x: Array) -> Array:
+    size = np.abs(x)
+    whole = np.floor(size)
+    return np.copysign(np.where(size - whole >= 0.5, whole + x.dtype.type(1), whole), x)
+
+
+def shift_left(x: Array, n: Array) -> Array:
+    return shift(np.left_shift, x, x, n)
+
+
+def shift_right_logical(x: Array, n: Array) -> Array:
+    return shift(np.right_shift, x, unsigned(x), n)
+
+
+def shift(fn: Numpy, x: Array, bits: Array, n: Array) -> Array:
+    """0 where the count, read as unsigned, is not less than the width."""
+    count = unsigned(n)
+    ok = count < 8 * x.dtype.itemsize
+    moved = fn(bits, np.where(ok, count, 0).astype(bits.dtype)).astype(bits.dtype)
+    return np.where(ok, moved.view(x.dtype), np.zeros((), x.dtype))
+
+
+def shift_right_arithmetic(x: Array, n: Array) -> Array:
+    count = np.minimum(unsigned(n), 8 * x.dtype.itemsize - 1).astype(signed(x).dtype)
+    return np.right_shift(signed(x), count).view(x.dtype)
+
+
+def population_count(x: Array) -> Array:
+    return np.bitwise_count(unsigned(x)).astype(x.dtype)
+
+
+def clz(x: Array) -> Array:
+    v = unsigned(x)
+    width = 8 * x.dtype.itemsize
+    for n in (1, 2, 4, 8, 16, 32):
+        if n < width:
+            v = v | (v >> v.dtype.type(n))
+    return (width - np.bitwise_count(v).astype(np.int64)).astype(x.dtype)
+
+
+def mul_high(x: Array, y: Array) -> Array:
+    return ((x.astype(object) * y.astype(object)) >> (8 * x.dtype.itemsize)).astype(x.dtype)
+
+
+def cast(x: Array, dtype: np.dtype) -> Array:
+    """convert_element_type: floats to integers are cut and saturated, NaN to 0; to 16-bit floats through f32."""
+    dtype = np.dtype(dtype)
+    with np.errstate(all="ignore"):
+        if is_float(x.dtype) and dtype.kind in "iu":
+            return saturate(x, dtype)
+        if is_float(dtype) and dtype.itemsize == 2:
+            return x.astype(np.float32).astype(dtype)
+        return (x != 0) if is_bool(dtype) else x.astype(dtype)
+
+
+def saturate(x: Array, dtype: np.dtype) -> Array:
+    info = np.iinfo(dtype)
+    x = x.astype(np.float64)
+    limit = float(info.max + 1) if info.bits < 64 else 2.0 ** (info.bits - (dtype.kind == "i"))
+    inside = (x < limit) & (x > info.min - 1.0)
+    whole = np.where(inside, x, 0).astype(dtype)
+    return np.where(x >= limit, info.max, np.where(x <= float(info.min), info.min, whole).astype(dtype)).astype(dtype)
+
+
+def order_key(x: Array) -> Array:
+    """Integers in the total order of floats (-NaN < -inf < ... < -0 < +0 < ... < NaN); other dtypes as they are."""
+    if not is_float(x.dtype):
+        return x
+    bits = signed(x)
+    return bits ^ ((bits >> bits.dtype.type(8 * bits.itemsize - 1)) & np.iinfo(bits.dtype).max)
+
+
+def nextafter(x: Array, y: Array) -> Array:
+    if x.dtype.itemsize > 2 or x.dtype == np.float16:
+        return np.nextafter(x, y)
+    bits = signed(x)
+    smallest = np.where(np.signbit(y), np.uint16(0x8001), np.uint16(1)).view(x.dtype)
+    step = np.where((y > x) == (x > 0), bits + np.int16(1), bits - np.int16(1)).astype(np.int16).view(x.dtype)
+    moved = np.where(x == 0, smallest, step)
+    return np.where(x == y, y, np.where(np.isnan(x) | np.isnan(y), x + y, moved)).astype(x.dtype)
+
+
+def reduce_precision(x: Array, exponent_bits: Array, mantissa_bits: Array) -> Array:
+    """x rounded to a format of fewer bits: to nearest even, overflow to infinity, denormals to zero."""
+    width, bias = {2: (10, 15), 4: (23, 127), 8: (52, 1023)}[x.dtype.itemsize]
+    e, m = exponent_bits.astype(np.int64), mantissa_bits.astype(np.int64)
+    y = x.astype(np.float64)
+    fraction, power = np.frexp(y)
+    bits = np.minimum(m, width) + 1
+    y = np.ldexp(np.rint(np.ldexp(fraction, bits)), power - bits) if np.all(m < width) else y
+    top = (np.int64(1) << (e - 1)) - 1
+    small = np.abs(y) < np.ldexp(1.0, np.maximum(1 - top, -1022))
+    big = np.abs(y) >= np.ldexp(1.0, np.minimum(top, 1023)) * 2.0
+    y = np.where((top < bias) & big, np.copysign(np.inf, y), np.where((top < bias) & small, np.copysign(0.0, y), y))
+    return np.where(np.isfinite(x), y, x).astype(x.dtype)
+
+
+def rotate(x: Array, n: int) -> Array:
+    return (x << np.uint32(n)) | (x >> np.uint32(32 - n))
+
+
+def threefry2x32(k0: Array, k1: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
+    """Threefry-2x32, 20 rounds (Salmon et al., SC11)."""
+    with np.errstate(all="ignore"):
+        keys = (k0, k1, k0 ^ k1 ^ np.uint32(0x1BD11BDA))
+        a, b = np.asarray(x0 + k0), np.asarray(x1 + k1)
+        for i in range(5):
+            for r in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+                a = a + b
+                b = rotate(b, r) ^ a
+            a = a + keys[(i + 1) % 3]
+            b = b + keys[(i + 2) % 3] + np.uint32(i + 1)
+        return a, b
