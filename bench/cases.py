@@ -1,0 +1,148 @@
+"""Every program of tests/programs through onelaunch: launches, refusals, agreement with JAX, and on a GPU the times.
+
+    python bench/cases.py [--small] [--only NAME ...] [--jobs N] [--limit SECONDS]
+
+`--small` (the default without a GPU) runs the generated kernels in Triton's interpreter at the programs' tiny sizes;
+without it they run at real size on the GPU. Each program has a process of its own. The records go to
+bench/results/cases-small.json or cases-gpu.json; bench/table.py makes docs/coverage.md from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from machine import describe, graphics
+from process import RESULTS, ROOT, emit, load_file, run_worker, write_json
+
+PROGRAMS = ROOT / "tests" / "programs"
+
+# Programs whose path through the loop turns on the last digits (chaos, acceptance, line searches): at real size two
+# correct runs part ways, so only structure and types are compared there; every one is compared in full at small size.
+CHAOTIC = {
+    *("jaxmd309_lj_langevin", "mppi_pendulum_mpc", "lib_jaxscipy_bfgs", "lib_evosax_cmaes", "notion_ode_rk4_scan"),
+    *("lib_blackjax597_nuts_normal", "lib_blackjax_hmc_smc62", "lib_numpyro204_bnn_hmc", "lib_qe1022_var_nuts_f64"),
+    *("bartz136_gibbs_gamma", "jax29499_gp_random_walk", "pyprobml894_gibbs_ising", "lib_purejaxrl_ppo"),
+    *("lib_optax1298_lbfgs", "jax24411_tiny_gpt_decode", "lib_gymnax_cartpole_rollout", "rl_cartpole_ppo_pure"),
+    *("jax5006_neural_ode_train", "jumpproc429_gillespie_vmap", "lib_mctx107_search", "lib_dynamax_hmm_sample_viterbi"),
+    *("jax4472_mlp_sgd_steps", "lib_optax319_adam_scan", "lib_flax_gru_nnx_train", "snn_lif_surrogate_train"),
+}
+
+
+def names() -> list[str]:
+    """All programs, by file name."""
+    return sorted(path.stem for path in PROGRAMS.glob("*.py"))
+
+
+def library(name: str) -> str | None:
+    """The module that a `lib_…` program imports and this environment lacks (None: it can run)."""
+    source = (PROGRAMS / f"{name}.py").read_text()
+    words = [line.split()[1].split(".")[0] for line in source.splitlines() if line.startswith(("import ", "from "))]
+    return next((word for word in words if importlib.util.find_spec(word) is None), None)
+
+
+def check(name: str, small: bool) -> dict[str, Any]:
+    """One program in this process: how it was compiled, whether it agrees with jax.jit, and the times on a GPU."""
+    import jax
+
+    import onelaunch
+    from agree import compare
+
+    module = load_file(PROGRAMS / f"{name}.py")
+    fn, args = module.make_small() if small else module.make()
+    record: dict[str, Any] = {"case": name, "size": "small" if small else "real", "x64": jax.config.jax_enable_x64}
+    start = time.perf_counter()
+    fused = onelaunch.fuse(fn)
+    low = fused.lower(*args)
+    record |= {"lower_s": time.perf_counter() - start, "launches": low.launches}
+    record["refusals"] = [{"what": r.what, "why": r.why, "fix": r.fix} for r in low.refusals]
+    emit(record)
+    start = time.perf_counter()
+    got = jax.block_until_ready(fused(*args))
+    record["first_call_s"] = time.perf_counter() - start
+    want = jax.jit(fn)(*args)
+    agreement = compare(got, want)
+    loose = not small and name in CHAOTIC
+    record |= {"problems": list(agreement.problems), "worst": agreement.worst, "compared": "types" if loose else "full"}
+    if loose:
+        record["problems"] = [p for p in agreement.problems if "instead of" in p]
+    emit(record)
+    return record if small else record | timings(fn, fused, args, emit_as=record)
+
+
+def timings(fn: Any, fused: Any, args: tuple[Any, ...], emit_as: dict[str, Any]) -> dict[str, Any]:
+    """Times of both on this device, ours first, and the launches under XLA."""
+    import jax
+
+    from hlo import count_launches
+    from measure import blocked_ms
+
+    found: dict[str, Any] = {"ours": blocked_ms(partial(fused, *args), budget_s=1.0, most=10)}
+    emit(emit_as | found)
+    compiled = jax.jit(fn).lower(*args).compile()
+    found["xla_launches"] = str(count_launches(compiled.as_text()))
+    emit(emit_as | found)
+    found["xla"] = blocked_ms(partial(compiled, *args), budget_s=1.0, most=10)
+    return found
+
+
+def supervise(name: str, small: bool, limit_s: float) -> dict[str, Any]:
+    """Runs one program in a process; its record so far where it was killed or failed."""
+    missing = library(name)
+    if missing:
+        return {"case": name, "size": "small" if small else "real", "status": f"{missing} is not installed"}
+    env = {"ONELAUNCH_INTERPRET": "1", "JAX_PLATFORMS": "cpu"} if small else {}
+    outcome = run_worker("cases.py", ["--one", name, *(["--small"] if small else [])], limit_s, env)
+    record = outcome.records[-1] if outcome.records else {"case": name, "size": "small" if small else "real"}
+    return record | {"status": outcome.status}
+
+
+def line(record: dict[str, Any]) -> str:
+    """A record as one line for the terminal."""
+    problems = record.get("problems")
+    verdict = "not compared" if problems is None else "agrees" if not problems else "; ".join(problems)
+    times = "".join(f", {who} {record[who]['median_ms']:.3f} ms" for who in ("ours", "xla") if who in record)
+    status = "" if record["status"] == "ok" else f" [{record['status']}]"
+    launches, refusals = record.get("launches", "?"), len(record.get("refusals", ()))
+    return f"{record['case']}: {launches} launch(es), {refusals} refusal(s), {verdict}{times}{status}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="programs (default: all)")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at once (more than 1 disturbs the times)")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one program")
+    parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    small = options.small or graphics()["gpus"] == 0
+    if options.one:
+        emit(check(options.one, small))
+        return
+    chosen = options.only or names()
+    unknown = sorted(set(chosen) - set(names()))
+    if unknown:
+        parser.error(f"no such program: {', '.join(unknown)}")
+    path = RESULTS / ("cases-small.json" if small else "cases-gpu.json")
+    records: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for record in pool.map(lambda name: supervise(name, small, options.limit), chosen):
+            print(line(record), flush=True)
+            records.append(record)
+    one = sum(r.get("launches") == 1 and not r.get("refusals") for r in records)
+    print(f"{one} of {len(records)} in one launch")
+    if not options.only:
+        write_json(path, {"machine": describe(), "results": records})
+        print(f"written to {os.path.relpath(path)}")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()
