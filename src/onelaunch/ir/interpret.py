@@ -212,7 +212,7 @@ def locate(
         place = np.zeros((1,) * len(shape), np.int64)
         column = window.start[d]
         if column is not None:
-            first = np.minimum(starts[column], np.iinfo(np.int64).max).astype(np.int64)
+            first = as_int64(starts[column])
             first = np.transpose(first, order).reshape(spread)
             last = size - window.sizes[d]
             inside = inside & (first >= 0) & (first <= last)
@@ -221,6 +221,11 @@ def locate(
             place = place if dim is None else place + grid[dim]
         places.append(place)
     return places, inside if window.mode == "fill" else np.ones_like(inside)
+
+
+def as_int64(x: np.ndarray) -> np.ndarray:
+    """Indices as int64; an unsigned one beyond it is far outside any array either way."""
+    return np.minimum(x, np.uint64(np.iinfo(np.int64).max)).astype(np.int64) if x.dtype == np.uint64 else x.astype(np.int64)
 
 
 def gather(node: n.Gather, env: Env) -> np.ndarray:

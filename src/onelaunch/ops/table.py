@@ -24,6 +24,12 @@ RULES: dict[str, Rule] = {}
 #: primitive name -> (why, fix) for those refused by name
 REFUSED: dict[str, tuple[str, str]] = {}
 
+#: primitives that move elements whatever they are, typed keys among them
+PHYSICAL = frozenset(
+    "broadcast_in_dim concatenate dynamic_slice dynamic_update_slice expand_dims gather reshape rev scatter select_n "
+    "slice split squeeze stack tile transpose unstack".split()
+)
+
 NO_RULE = ("onelaunch has no rule for this primitive", "It stays in XLA; move it out of the fused function.")
 DTYPE_FIX = "It stays in XLA; use a real dtype of 8 to 64 bits."
 
@@ -38,6 +44,11 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         return fn
 
     return register
+
+
+def is_key(aval: Any) -> bool:
+    """Whether an abstract value is a typed key (or an array of them)."""
+    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
 def key_shape(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
@@ -93,7 +104,7 @@ def inline_closed(b: Builder, closed: core.ClosedJaxpr, args: Sequence[Value]) -
     return inline(b, closed.jaxpr, closed.consts, args)
 
 
-def retrace(b: Builder, fun: Callable[..., Any], *args: Value, **static: Any) -> list[Value]:
+def retrace(b: Builder, fun: Callable[..., Any], /, *args: Value, **static: Any) -> list[Value]:
     """Trace plain JAX code on the operands' types and append its nodes (rules written as JAX programs).
 
     ``static`` are hashable keyword arguments of ``fun``; one trace serves all equations that agree in everything.
@@ -123,9 +134,21 @@ def apply(b: Builder, eqn: core.JaxprEqn, args: list[Value]) -> Sequence[Value]:
         if opened is not None:
             return opened
         refuse(b, name, *REFUSED.get(name, NO_RULE))
+    if name in PHYSICAL and any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars)):
+        return over_words(b, eqn, args)
     params = dict(eqn.params, _in=[v.aval for v in eqn.invars], _out=[v.aval for v in eqn.outvars])
     outs = found(b, params, *args)
     return (outs,) if isinstance(outs, Value) else tuple(outs)
+
+
+def over_words(b: Builder, eqn: core.JaxprEqn, args: list[Value]) -> list[Value]:
+    """Apply a primitive that moves typed keys to each of their words: it is batched over the words' dim."""
+    axes = tuple(-1 if is_key(v.aval) else None for v in eqn.invars)
+
+    def bind(*xs: jax.Array) -> Any:
+        return eqn.primitive.bind(*xs, **eqn.params)
+
+    return retrace(b, jax.vmap(bind, in_axes=axes, out_axes=-1), *args)
 
 
 def open_foreign(b: Builder, eqn: core.JaxprEqn, args: list[Value]) -> list[Value] | None:
