@@ -1,4 +1,4 @@
-"""A generated kernel as a module of its own: with ``launch(*tensors)``, it runs from PyTorch without onelaunch or JAX."""
+"""A generated kernel as a module of its own, whose ``launch(*tensors)`` runs it without onelaunch or JAX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def harness(kernel: Kernel) -> str:
     outputs = [p for p in kernel.params if p.role == "out"]
     names = [p.name for p in inputs]
     device = f"{names[0]}.device" if names else "device"
-    lines = [f"def launch({', '.join(names) or 'device="cuda"'}):", *_docstring(inputs, outputs)]
+    parameters = ", ".join(names) or 'device="cuda"'
+    lines = [f"def launch({parameters}):", *_docstring(inputs, outputs)]
     lines += [_allocation(p, device) for p in kernel.params if p.role != "in"]
     guard = f"torch.cuda.device_of({names[0]})" if names else f"torch.device({device})"
     grid = f"({', '.join(map(str, kernel.grid))}{',' if len(kernel.grid) == 1 else ''})"

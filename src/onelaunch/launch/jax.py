@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import Primitive
-from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from onelaunch import build, compat, target
@@ -37,7 +36,8 @@ def call(kernel: Kernel, *args: Any, aliases: Mapping[int, int] | None = None) -
     wanted = [(p.dtype, p.shape) for p in inputs]
     if found != wanted:
         raise TypeError(f"kernel {kernel.name!r} takes {_show(wanted)}, not {_show(found)}")
-    return list(kernel_p.bind(*args, kernel=kernel, aliases=tuple(sorted((aliases or {}).items()))))
+    bind: Any = kernel_p.bind
+    return list(bind(*args, kernel=kernel, aliases=tuple(sorted((aliases or {}).items()))))
 
 
 def device_target() -> target.Target:
@@ -67,8 +67,8 @@ def _jitted(kernel: Kernel, aliases: tuple[tuple[int, int], ...]) -> Any:
 
 
 def _lower_gpu(
-    ctx: mlir.LoweringRuleContext, *operands: ir.Value, kernel: Kernel, aliases: tuple[tuple[int, int], ...]
-) -> Sequence[ir.Value]:
+    ctx: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel, aliases: tuple[tuple[int, int], ...]
+) -> Sequence[Any]:
     """One custom call whose operands are the inputs and whose results are the outputs, then the scratch arrays."""
     order = _role(kernel, "in") + _role(kernel, "out") + _role(kernel, "scratch")
     if list(kernel.params) != order:
@@ -76,18 +76,16 @@ def _lower_gpu(
     built = build.compile(kernel, device_target())
     opaque = wire.kernel_call(kernel, built, with_cubin=compat.LAUNCHER_TAKES_CUBIN)
     scratch = [jax.core.ShapedArray(p.shape, p.dtype) for p in _role(kernel, "scratch")]
-    rule = jax.ffi.ffi_lowering(
-        CALL_TARGET,
-        operand_output_aliases=dict(aliases),
-        backend_config={"name": ir.StringAttr.get(kernel.name), "opaque": ir.StringAttr.get(opaque)},
-    )
-    results = rule(ctx.replace(avals_out=[*ctx.avals_out, *scratch]), *operands)
+    rule = jax.ffi.ffi_lowering(CALL_TARGET, operand_output_aliases=dict(aliases))
+    replace: Any = ctx.replace
+    results = rule(replace(avals_out=[*ctx.avals_out, *scratch]), *operands, name=kernel.name, opaque=opaque)
     return list(results)[: len(ctx.avals_out)]
 
 
 def _interpreted(*args: Any, kernel: Kernel, aliases: tuple[tuple[int, int], ...]) -> Any:
     """The kernel in Triton's interpreter, on the host."""
-    results = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in _role(kernel, "out")]
+    struct: Any = jax.ShapeDtypeStruct
+    results = [struct(p.shape, p.dtype) for p in _role(kernel, "out")]
     run = functools.partial(_run_interpreter, kernel, dict(aliases))
     return jax.pure_callback(run, results, *args, vmap_method="sequential")
 
