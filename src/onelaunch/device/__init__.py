@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-FILES = ("integer", "floating", "exponential", "trigonometric", "special", "gamma", "prng", "reduce")
+FILES = ("integer", "floating", "exponential", "trigonometric", "special", "gamma", "prng", "reduce", "lanes")
 
 
 @cache
@@ -32,10 +32,10 @@ def library() -> dict[str, str]:
 
 @cache
 def calls(name: str) -> tuple[str, ...]:
-    """Device functions that one device function uses directly, in order of first use."""
-    tree = ast.parse(library()[name])
-    names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
-    return tuple(dict.fromkeys(n for n in names if n in library() and n != name))
+    """Device functions that one device function uses directly, in order of first use; locals may bear their names."""
+    names = [n for n in ast.walk(ast.parse(library()[name])) if isinstance(n, ast.Name)]
+    own = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    return tuple(dict.fromkeys(n.id for n in names if n.id in library() and n.id not in own | {name}))
 
 
 def used(expression: str) -> tuple[str, ...]:

@@ -62,6 +62,29 @@ def log(x):
 
 
 @triton.jit
+def cbrt(x):
+    """Cube root: a guess from the exponent, Halley's iterations, and a last step of Newton's."""
+    size = tl.abs(x)
+    plain = (size > 0.0) & (size < float("inf"))
+    y = tl.where(plain, size, 1.0)
+    if x.dtype == tl.float64:
+        small = y < 2.2250738585072014e-308
+        y = tl.where(small, y * 18014398509481984.0, y)
+        t = ((as_int(y) // 3) + 0x2A9F7893782DA1CE).to(tl.float64, bitcast=True)
+        t = t * div(t * t * t + 2.0 * y, 2.0 * (t * t * t) + y)
+        back = tl.where(small, 3.814697265625e-06, 1.0).to(tl.float64)
+    else:
+        small = y < 1.1754943508222875e-38
+        y = tl.where(small, y * 16777216.0, y)
+        t = ((as_int(y) // 3) + 0x2A5119F2).to(tl.float32, bitcast=True)
+        back = tl.where(small, 0.00390625, 1.0)
+    t = t * div(t * t * t + 2.0 * y, 2.0 * (t * t * t) + y)
+    t = t * div(t * t * t + 2.0 * y, 2.0 * (t * t * t) + y)
+    t = t - div(t - div(y, t * t), t + (t + t)) * t
+    return copysign(tl.where(plain, t * back, size), x)
+
+
+@triton.jit
 def log1p(x):
     """log(1 + x): the logarithm of the rounded sum, corrected for what the rounding lost."""
     u = 1.0 + x
@@ -181,20 +204,95 @@ def atanh(x):
 def power(x, y):
     """x**y with IEEE 754's special cases."""
     size = tl.abs(x)
-    whole = tl.floor(y) == y
-    odd = whole & (tl.floor(y * 0.5) != y * 0.5)
+    broken = tl.floor(y) != y
+    odd = (broken == 0) & (tl.floor(y * 0.5) != y * 0.5)
     result = power_of_positive(size, y)
-    result = tl.where(
-        (x < 0.0) & (whole == 0) & (tl.abs(y) < float("inf")) & (size < float("inf")), float("nan"), result
-    )
+    result = tl.where((x < 0.0) & broken & (size < float("inf")), float("nan"), result)
     result = tl.where(odd, copysign(result, x), result)
     return tl.where((x == 1.0) | (y == 0.0), 1.0, result)
 
 
 @triton.jit
+def log_parts(x):
+    """log(x) as a high and a low part, x > 0 and finite: 2 atanh((m - 1) / (m + 1)) + n log(2) with x = 2**n m."""
+    if x.dtype == tl.float64:
+        small = x < 2.2250738585072014e-308
+        bits = as_int(tl.where(small, x * 18014398509481984.0, x))
+        n = (bits - 0x3FE6A09E667F3BCD) >> 52
+        m = (bits - (n << 52)).to(tl.float64, bitcast=True)
+        e = (n - tl.where(small, 54, 0)).to(tl.float64)
+    else:
+        small = x < 1.1754943508222875e-38
+        bits = as_int(tl.where(small, x * 8388608.0, x))
+        n = (bits - 0x3F3504F3) >> 23
+        m = (bits - (n << 23)).to(tl.float32, bitcast=True)
+        e = (n - tl.where(small, 23, 0)).to(tl.float32)
+    f = m - 1.0
+    t = m + 1.0
+    s = div(f, t)
+    s_low = div(tl.fma(s * -1.0, t, f) - s * (m - (t - 1.0)), t)
+    v, v_low = atanh_excess(s, s_low)
+    u = s * v
+    u_low = tl.fma(s, v, u * -1.0) + (s * v_low + s_low * v)
+    if x.dtype == tl.float64:
+        a = e * 6.93147180369123816490e-01
+        a_low = e * 1.90821492927058770002e-10
+    else:
+        a = e * 0.693359375
+        a_low = e * -2.12194440e-4
+    high, low = two_sum(2.0 * s, 2.0 * u)
+    total, rest = two_sum(a, high)
+    return two_sum(total, rest + (low + a_low + 2.0 * (s_low + u_low)))
+
+
+@triton.jit
+def two_sum(a, b):
+    """a + b rounded, and what the rounding lost (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+@triton.jit
+def atanh_excess(s, s_low):
+    """atanh(s) / s - 1 as a high and a low part, for |s| < 0.172: z (1/3 + z (1/5 + z / 7 + ...)), z = s**2."""
+    z = s * s
+    z_low = tl.fma(s, s, z * -1.0) + 2.0 * (s * s_low)
+    if s.dtype == tl.float64:
+        q = z * (1.0 / 25.0) + (1.0 / 23.0)
+        q = q * z + (1.0 / 21.0)
+        q = q * z + (1.0 / 19.0)
+        q = q * z + (1.0 / 17.0)
+        q = q * z + (1.0 / 15.0)
+        q = q * z + (1.0 / 13.0)
+        q = q * z + (1.0 / 11.0)
+        q = q * z + (1.0 / 9.0)
+        third_low: tl.constexpr = 1.8503717077085941e-17
+    else:
+        q = z * (1.0 / 11.0) + (1.0 / 9.0)
+        third_low: tl.constexpr = -9.934107462565104e-09
+    q = q * z + (1.0 / 7.0)
+    q = q * z + (1.0 / 5.0)
+    third = tl.full(s.shape, 1.0 / 3.0, s.dtype)
+    c, c_low = two_sum(third, q * z)
+    c_low += third_low
+    v = z * c
+    return v, tl.fma(z, c, v * -1.0) + (z * c_low + z_low * c)
+
+
+@triton.jit
 def power_of_positive(x, y):
-    """x**y for x >= 0."""
-    return exp(y * log(x))
+    """x**y for x >= 0: e**(y log(x)) with the exponent in two parts."""
+    plain = (x > 0.0) & (x < float("inf"))
+    high, low = log_parts(tl.where(plain, x, 1.0))
+    p = y * high
+    p_low = tl.fma(y, high, p * -1.0) + y * low
+    finite = tl.abs(p) < 1.0e4
+    result = exp(p)
+    result = tl.where(finite & (result < float("inf")), result + result * tl.where(finite, p_low, 0.0), result)
+    up = (y > 0.0) == (x > 0.0)
+    result = tl.where(plain, result, tl.where(up, float("inf"), 0.0).to(x.dtype))
+    return tl.where((x == x) & (y == y), result, x + y)
 
 
 @triton.jit

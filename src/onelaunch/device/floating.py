@@ -121,11 +121,11 @@ def nextafter(x, y):
     bits = as_int(x)
     zero = bits ^ bits
     if x.dtype == tl.float64:
-        moved = next_bits(x, y, bits, zero + 1, zero - 0x8000000000000000).to(tl.float64, bitcast=True)
+        moved = next_bits(x, y, bits, zero + 1, (zero - 1) << 63).to(tl.float64, bitcast=True)
     elif x.dtype == tl.float32:
-        moved = next_bits(x, y, bits, zero + 1, zero - 0x80000000).to(tl.float32, bitcast=True)
+        moved = next_bits(x, y, bits, zero + 1, (zero - 1) << 31).to(tl.float32, bitcast=True)
     else:
-        moved = next_bits(x, y, bits, zero + 1, zero - 0x8000).to(tl.float16, bitcast=True)
+        moved = next_bits(x, y, bits, zero + 1, (zero - 1) << 15).to(tl.float16, bitcast=True)
     return tl.where((x != x) | (y != y), x + y, tl.where(x == y, y, moved))
 
 
@@ -134,8 +134,10 @@ def nextafter_bfloat16(x, y):
     """The bfloat16 next to x in the direction of y; both in f32, of whose bits a bfloat16 has the upper half."""
     bits = as_int(x)
     zero = bits ^ bits
-    moved = next_bits(x, y, bits, zero + 0x10000, zero - 0x80000000).to(tl.float32, bitcast=True)
-    return tl.where((x != x) | (y != y), x + y, tl.where(x == y, y, moved)).to(tl.bfloat16)
+    moved = next_bits(x, y, bits, zero + 0x10000, (zero - 1) << 31)
+    kept = as_int(tl.where((x != x) | (y != y), x + y, y))
+    bits = tl.where((x != x) | (y != y) | (x == y), kept, moved)
+    return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit

@@ -1,1 +1,117 @@
-"""Gamma and related functions."""
+"""Gamma, digamma and their kin; fits of our own (bench/fit.py). f32 is computed in f64 and rounded once."""
+
+import triton
+import triton.language as tl
+
+from onelaunch.device.floating import round_even
+
+
+@triton.jit
+def lgamma(x):
+    """log |Gamma(x)|; infinite at 0 and the negative integers."""
+    y = x.to(tl.float64)
+    low = y < 0.5
+    result = lgamma_positive(tl.where(low, 1.0 - y, y))
+    return tl.where(low, lgamma_reflected(y, result), result).to(x.dtype)
+
+
+@triton.jit
+def lgamma_reflected(x, mirror):
+    """lgamma(x) for x < 1/2 from ``mirror`` = lgamma(1 - x)."""
+    size = tl.abs(x)
+    near = lgamma_two(size) - tl.log(size * (1.0 + size))
+    apart = x - round_even(x)
+    wave = tl.abs(tl.sin(3.141592653589793 * apart))
+    far = 1.1447298858494002 - tl.log(wave) - mirror
+    result = tl.where((x > 0.0) | (x == 0.0), near, far)
+    return tl.where(size == float("inf"), float("inf"), tl.where(apart == 0.0, float("inf"), result))
+
+
+@triton.jit
+def lgamma_two(z):
+    """lgamma(2 + z) for |z| <= 1/2."""
+    p = z * 6.37904750761977372e-8 - 1.34128197585172855e-7
+    p = p * z + 2.03048067516152279e-7
+    p = p * z - 4.30355876035996121e-7
+    p = p * z + 9.57866333411475771e-7
+    p = p * z - 2.0449201467015115e-6
+    p = p * z + 4.37437491691513072e-6
+    p = p * z - 9.43845871624281117e-6
+    p = p * z + 0.0000205072674160577876
+    p = p * z - 0.0000449263511038333311
+    p = p * z + 0.0000994575090988939157
+    p = p * z - 0.000223154750745203673
+    p = p * z + 0.000509669524885309606
+    p = p * z - 0.00119275391200102263
+    p = p * z + 0.00289051033073873699
+    p = p * z - 0.00738555102866815368
+    p = p * z + 0.020580808427784569
+    p = p * z - 0.0673523010531981394
+    p = p * z + 0.322467033424113218
+    p = p * z + 0.422784335098467139
+    return p * z
+
+
+@triton.jit
+def stirling(x):
+    """lgamma(x) - (x - 1/2) log(x) + x - log(2 pi) / 2 for x >= 8."""
+    w = 1.0 / (x * x)
+    p = w * -0.0208553692146075394 + 0.00620811025803577655
+    p = p * w - 0.00191496528961363295
+    p = p * w + 0.000841732519353673964
+    p = p * w - 0.000595238023381374497
+    p = p * w + 0.000793650793511570956
+    p = p * w - 0.00277777777777767453
+    p = p * w + 0.0833333333333333333
+    return p / x
+
+
+@triton.jit
+def lgamma_positive(x):
+    """lgamma(x) for x >= 1/2: by recurrence to the neighbourhood of 2, by Stirling's series from 8 on."""
+    far = x >= 8.0
+    y = tl.where(far, 2.0, x)
+    product = tl.where(y < 1.5, y, 1.0)
+    y = tl.where(y < 1.5, y + 1.0, y)
+    for _ in tl.static_range(6):
+        more = y > 2.5
+        y = tl.where(more, y - 1.0, y)
+        product = tl.where(more, product * y, product)
+    grown = tl.log(tl.where(far, x, product))
+    near = lgamma_two(y - 2.0) + tl.where(x < 1.5, grown * -1.0, grown)
+    z = tl.where(far, x, 8.0)
+    return tl.where(far, (z - 0.5) * (grown - 1.0) + 0.4189385332046727 + stirling(z), near)
+
+
+@triton.jit
+def digamma(x):
+    """Derivative of lgamma; NaN at 0 and the negative integers."""
+    y = x.to(tl.float64)
+    low = y < 0.5
+    result = digamma_positive(tl.where(low, 1.0 - y, y))
+    apart = (y - round_even(y)) * 3.141592653589793
+    reflected = result - 3.141592653589793 * tl.cos(apart) / tl.sin(apart)
+    result = tl.where(low, reflected, result)
+    return tl.where(low & (apart == 0.0), float("nan"), result).to(x.dtype)
+
+
+@triton.jit
+def digamma_positive(x):
+    """digamma(x) for x >= 1/2: recurrence to 10, then the asymptotic series."""
+    y = x
+    top = tl.full(x.shape, 0.0, tl.float64)
+    bottom = tl.full(x.shape, 1.0, tl.float64)
+    for _ in tl.static_range(10):
+        more = y < 10.0
+        top = tl.where(more, top * y + bottom, top)
+        bottom = tl.where(more, bottom * y, bottom)
+        y = tl.where(more, y + 1.0, y)
+    w = 1.0 / (y * y)
+    p = w * -0.44325980392156863 + 0.08333333333333333
+    p = p * w - 0.021092796092796094
+    p = p * w + 0.007575757575757576
+    p = p * w - 0.004166666666666667
+    p = p * w + 0.003968253968253968
+    p = p * w - 0.008333333333333333
+    p = p * w + 0.08333333333333333
+    return tl.log(y) - 0.5 / y - p * w - top / bottom

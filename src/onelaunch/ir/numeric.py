@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import scipy.special as special
 
 from onelaunch.ir.types import is_bool, is_float
 
@@ -171,8 +172,9 @@ def order_key(x: Array) -> Array:
 
 
 def nextafter(x: Array, y: Array) -> Array:
+    """The float next to x in the direction of y; y where they are equal."""
     if x.dtype.itemsize > 2 or x.dtype == np.float16:
-        return np.nextafter(x, y)
+        return np.where(x == y, y, np.nextafter(x, y))
     bits = signed(x)
     smallest = np.where(np.signbit(y), np.uint16(0x8001), np.uint16(1)).view(x.dtype)
     step = np.where((y > x) == (x > 0), bits + np.int16(1), bits - np.int16(1)).astype(np.int16).view(x.dtype)
@@ -211,3 +213,128 @@ def threefry2x32(k0: Array, k1: Array, x0: Array, x1: Array) -> tuple[Array, Arr
             a = a + keys[(i + 1) % 3]
             b = b + keys[(i + 2) % 3] + np.uint32(i + 1)
         return a, b
+
+
+def polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
+    """Horner's rule in x's dtype, highest power first."""
+    result = np.zeros_like(x)
+    for c in coefficients:
+        result = result * x + x.dtype.type(c)
+    return result
+
+
+def erf_inv(x: Array) -> Array:
+    """Inverse error function as XLA has it: Giles's approximations, of log(1 - x**2) with x**2 rounded."""
+    w = -np.log1p(-x * x)
+    root = np.sqrt(w)
+    if x.dtype == np.float64:
+        p = np.where(w < 16, polynomial(root - 3.25, GILES_TAIL), polynomial(root - 5, GILES_FAR))
+        p = np.where(w < 6.25, polynomial(w - 3.125, GILES_CENTRE), p)
+    else:
+        near = polynomial(w - np.float32(2.5), GILES_CENTRE_F32)
+        p = np.where(w < 5, near, polynomial(root - np.float32(3), GILES_TAIL_F32))
+    return np.where(np.abs(x) == 1, x * x.dtype.type(np.inf), p * x)
+
+
+def lgamma(x: Array) -> Array:
+    """log |Gamma(x)|; inf of -inf too, as XLA has it."""
+    return np.where(np.isinf(x), np.inf, special.gammaln(x))
+
+
+def digamma(x: Array) -> Array:
+    """Derivative of lgamma; NaN of 0 and of the negative integers."""
+    return np.where((x <= 0) & (x == np.floor(x)), np.nan, special.digamma(x))
+
+
+def bessel_i1e(x: Array) -> Array:
+    return np.copysign(special.i1e(x), x)
+
+
+#: M. Giles, "Approximating the erfinv function", GPU Computing Gems 2 (2011), tables 5 (double) and 4 (single).
+GILES_CENTRE = (
+    -3.6444120640178196996e-21,
+    -1.685059138182016589e-19,
+    1.2858480715256400167e-18,
+    1.115787767802518096e-17,
+    -1.333171662854620906e-16,
+    2.0972767875968561637e-17,
+    6.6376381343583238325e-15,
+    -4.0545662729752068639e-14,
+    -8.1519341976054721522e-14,
+    2.6335093153082322977e-12,
+    -1.2975133253453532498e-11,
+    -5.4154120542946279317e-11,
+    1.051212273321532285e-09,
+    -4.1126339803469836976e-09,
+    -2.9070369957882005086e-08,
+    4.2347877827932403518e-07,
+    -1.3654692000834678645e-06,
+    -1.3882523362786468719e-05,
+    0.0001867342080340571352,
+    -0.00074070253416626697512,
+    -0.0060336708714301490533,
+    0.24015818242558961693,
+    1.6536545626831027356,
+)
+GILES_TAIL = (
+    2.2137376921775787049e-09,
+    9.0756561938885390979e-08,
+    -2.7517406297064545428e-07,
+    1.8239629214389227755e-08,
+    1.5027403968909827627e-06,
+    -4.013867526981545969e-06,
+    2.9234449089955446044e-06,
+    1.2475304481671778723e-05,
+    -4.7318229009055733981e-05,
+    6.8284851459573175448e-05,
+    2.4031110387097893999e-05,
+    -0.0003550375203628474796,
+    0.00095328937973738049703,
+    -0.0016882755560235047313,
+    0.0024914420961078508066,
+    -0.0037512085075692412107,
+    0.005370914553590063617,
+    1.0052589676941592334,
+    3.0838856104922207635,
+)
+GILES_FAR = (
+    -2.7109920616438573243e-11,
+    -2.5556418169965252055e-10,
+    1.5076572693500548083e-09,
+    -3.7894654401267369937e-09,
+    7.6157012080783393804e-09,
+    -1.4960026627149240478e-08,
+    2.9147953450901080826e-08,
+    -6.7711997758452339498e-08,
+    2.2900482228026654717e-07,
+    -9.9298272942317002539e-07,
+    4.5260625972231537039e-06,
+    -1.9681778105531670567e-05,
+    7.5995277030017761139e-05,
+    -0.00021503011930044477347,
+    -0.00013871931833623122026,
+    1.0103004648645343977,
+    4.8499064014085844221,
+)
+GILES_CENTRE_F32 = (
+    2.81022636e-08,
+    3.43273939e-07,
+    -3.5233877e-06,
+    -4.39150654e-06,
+    0.00021858087,
+    -0.00125372503,
+    -0.00417768164,
+    0.246640727,
+    1.50140941,
+)
+GILES_TAIL_F32 = (
+    -0.000200214257,
+    0.000100950558,
+    0.00134934322,
+    -0.00367342844,
+    0.00573950773,
+    -0.0076224613,
+    0.00943887047,
+    1.00167406,
+    2.83297682,
+)

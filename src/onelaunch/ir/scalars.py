@@ -12,10 +12,14 @@ import numpy as np
 import scipy.special as special
 
 from onelaunch.ir.numeric import (
+    bessel_i1e,
     cast,
     clz,
+    digamma,
     divide,
+    erf_inv,
     halves,
+    lgamma,
     maximum,
     minimum,
     mul_high,
@@ -120,7 +124,9 @@ def cast_text(dtypes: tuple[np.dtype, ...]) -> str:
 
 
 def nextafter_text(dtypes: tuple[np.dtype, ...]) -> str:
-    return "nextafter_bfloat16({0}.to(tl.float32), {1}.to(tl.float32))" if dtypes[0] == BFLOAT16 else "nextafter({0}, {1})"
+    if dtypes[0] == BFLOAT16:
+        return "nextafter_bfloat16({0}.to(tl.float32), {1}.to(tl.float32))"
+    return "nextafter({0}, {1})"
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
@@ -232,14 +238,14 @@ for name, meaning in {
     "atanh": np.arctanh,
     "erf": special.erf,
     "erfc": special.erfc,
-    "erf_inv": special.erfinv,
-    "lgamma": special.gammaln,
-    "digamma": special.digamma,
+    "lgamma": lgamma,
+    "digamma": digamma,
     "bessel_i0e": special.i0e,
-    "bessel_i1e": special.i1e,
+    "bessel_i1e": bessel_i1e,
 }.items():
     row(name, wide(meaning), f"{name}({{0}})", prims=(name,))
 
+row("erf_inv", halves(erf_inv), "erf_inv({0})", prims=("erf_inv",))
 row("pow", wide(np.power), "power({0}, {1})")
 row("atan2", wide(np.arctan2), "atan2({0}, {1})", prims=("atan2",))
 row("logaddexp", wide(np.logaddexp), "logaddexp({0}, {1})", prims=("logaddexp",))
