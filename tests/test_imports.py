@@ -31,7 +31,7 @@ ORDER = [
 FRAMEWORKS = {
     "jax": "compat ops trace launch.jax nn api cli",
     "torch": "launch.torch torch",
-    "triton": "load build device launch.interpreter launch.torch launch.jax kernels",
+    "triton": "load build device launch.interpreter launch.torch kernels",
 }
 MODULES = {
     ".".join(p.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): ast.parse(p.read_text())
