@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import triton
-from triton._C.libtriton import ir
+from triton._C.libtriton import get_cache_invalidating_env_vars, ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
@@ -40,6 +40,9 @@ ALIGNMENT = 16
 
 #: What is compiled for where no GPU says otherwise.
 DEFAULT_TARGET = Target("cuda", "90")
+
+#: Of the entries in the store; another number makes the old ones unknown.
+_FORMAT = 1
 
 _METADATA = ("name", "shared", "num_warps", "num_ctas", "num_stages", "global_scratch_size", "tmem_size")
 
@@ -73,9 +76,7 @@ class Built:
 
 def compile(kernel: Kernel, target: Target) -> Built:
     """The kernel's machine code for ``target``, from the store if it is known. Raises BuildError, naming the stage."""
-    key = store.key(
-        "built", kernel.source, kernel.name, _signature(kernel), str(target), _options(kernel), triton.__version__
-    )
+    key = _key(kernel, target)
     if (entry := store.get(key)) is not None:
         return _from_entry(target, entry)
     built = _compile(kernel, target)
@@ -85,8 +86,7 @@ def compile(kernel: Kernel, target: Target) -> Built:
 
 def front(kernel: Kernel, target: Target = DEFAULT_TARGET) -> str:
     """Triton's front end alone: the kernel's TTIR as text. Quick; raises BuildError as ``compile`` would."""
-    with mode(interpret=False):
-        return str(_Pipeline(kernel, target).module)
+    return str(_Pipeline(kernel, target).module)
 
 
 class _Pipeline:
@@ -102,22 +102,22 @@ class _Pipeline:
         ir.load_dialects(self.context)
         self.backend.load_dialects(self.context)
         self.metadata: dict[str, Any] = {"target": gpu, "hash": "", **self.options.__dict__}
-        self.module = self.front(gpu)
+        with mode(interpret=False):
+            self.source = _ast_source(kernel)
+            self.module = self.front(gpu)
 
     def front(self, gpu: GPUTarget) -> Any:
+        """Python to TTIR; the only stage that needs Triton's own library compiled."""
         functions = self.backend.get_codegen_implementation(self.options)
         try:
-            source = _ast_source(self.kernel)
-            return source.make_ir(gpu, self.options, functions, self.backend.get_module_map(), self.context)
-        except BuildError:
-            raise
+            return self.source.make_ir(gpu, self.options, functions, self.backend.get_module_map(), self.context)
         except Exception as error:
             raise BuildError(self.kernel.name, "ast to ttir", _message(error)) from error
 
     def run(self) -> dict[str, str | bytes]:
         """The text or bytes of every stage."""
         stages: dict[str, Any] = {}
-        self.backend.add_stages(stages, self.options, _ast_source(self.kernel).language)
+        self.backend.add_stages(stages, self.options, self.source.language)
         asm: dict[str, str | bytes] = {}
         for name, stage in stages.items():
             try:
@@ -129,9 +129,8 @@ class _Pipeline:
 
 
 def _compile(kernel: Kernel, target: Target) -> Built:
-    with mode(interpret=False):
-        pipeline = _Pipeline(kernel, target)
-        asm = pipeline.run()
+    pipeline = _Pipeline(kernel, target)
+    asm = pipeline.run()
     metadata = {name: pipeline.metadata.get(name) for name in _METADATA}
     if metadata["global_scratch_size"]:
         raise BuildError(kernel.name, "metadata", "the kernel wants scratch memory that launchers do not give")
@@ -148,6 +147,12 @@ def _ast_source(kernel: Kernel) -> ASTSource:
         raise BuildError(kernel.name, "load", f"takes {len(names)} arguments, but {len(kernel.params)} are declared")
     attributes = {(i,): [["tt.divisibility", ALIGNMENT]] for i in range(len(names))}
     return ASTSource(function, dict(zip(names, _signature(kernel), strict=True)), attrs=attributes)
+
+
+def _key(kernel: Kernel, target: Target) -> str:
+    """Everything that the machine code depends on."""
+    versions = [_FORMAT, triton.__version__, get_cache_invalidating_env_vars()]
+    return store.key("built", versions, kernel.name, kernel.source, _signature(kernel), str(target), _options(kernel))
 
 
 def _signature(kernel: Kernel) -> list[str]:
