@@ -49,7 +49,7 @@ def _varint(value: int) -> bytes:
 
 
 def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
+    return _varint(field << 3) + _varint(value) if value else b""  # absent means 0
 
 
 def _bytes(field: int, value: bytes) -> bytes:
