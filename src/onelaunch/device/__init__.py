@@ -11,7 +11,18 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-FILES = ("integer", "floating", "exponential", "trigonometric", "special", "gamma", "prng", "reduce", "lanes")
+FILES = (
+    "integer",
+    "floating",
+    "exponential",
+    "trigonometric",
+    "special",
+    "gamma",
+    "incomplete",
+    "prng",
+    "reduce",
+    "lanes",
+)
 
 
 @cache

@@ -22,6 +22,8 @@ class Builder:
     def __init__(self, where: Where | None = None):
         self.nodes: list[n.Node] = []
         self.where = where
+        #: False while a rule's own JAX code is inlined: its frames are ours, so the outer place holds
+        self.places = True
         self.consts: list[tuple[Value, np.ndarray]] = []
         #: value -> the node that defines it (rules look at producers)
         self.defs: dict[Value, n.Node] = {}

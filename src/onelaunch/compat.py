@@ -1,0 +1,30 @@
+"""The only place that touches JAX's private API; each name is listed with its reason.
+
+PRIVATE lists them for ``tests/test_compat.py``, which checks that every one still exists.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jaxlib
+import jaxlib.gpu_triton
+from jax._src import source_info_util
+
+from onelaunch.errors import Where
+
+PRIVATE = {
+    "jax._src.source_info_util.user_frame": "file and line of an equation (jax.extend only gives a summary string)",
+    "jaxlib.gpu_triton": "importing it registers jaxlib's launcher of Triton kernels with XLA",
+}
+
+#: jaxlib's launcher of Triton kernels takes machine code from 0.11.1 on; before, only PTX, which it compiles.
+LAUNCHER_TAKES_CUBIN = tuple(int(n) for n in jaxlib.__version__.split(".")[:3]) >= (0, 11, 1)
+
+
+def user_where(source_info: Any) -> Where | None:
+    """The user's file, line and function of an equation, or None where only JAX's own frames are known."""
+    frame = source_info_util.user_frame(source_info.traceback)
+    if frame is None:
+        return None
+    return Where(frame.file_name, frame.start_line, frame.function_name)

@@ -1,0 +1,362 @@
+"""emit: the memory-level form -> the text of one Triton module."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections import Counter
+
+from onelaunch import device
+from onelaunch.emit.kernel import Kernel, Param
+from onelaunch.emit.text import ATOM, literal, needs, template, typed
+from onelaunch.errors import Where
+from onelaunch.ir.types import is_bool
+from onelaunch.place.nodes import (
+    Barrier,
+    Buffer,
+    For,
+    If,
+    Load,
+    Op,
+    Program,
+    Stmt,
+    Store,
+    Var,
+    While,
+    direct_uses,
+    inner_blocks,
+    walk,
+)
+
+WIDTH = 100
+
+
+def emit(program: Program, plan: str, num_warps: int, num_stages: int = 1) -> Kernel:
+    """One readable module: device functions it needs, then the kernel, opened by its plan."""
+    printer = _Printer(program)
+    body = printer.print()
+    source = _module(program, plan, printer, body)
+    params = tuple(_param(b, printer.names.buffer(b)) for b in _buffers(program))
+    return Kernel(program.name, source, params, (program.grid,), num_warps, num_stages)
+
+
+def _buffers(program: Program) -> list[Buffer]:
+    return [*program.inputs, *program.outputs, *program.scratch]
+
+
+def _param(b: Buffer, name: str) -> Param:
+    shape = b.shape if b.role != "scratch" else (b.size,)
+    return Param(name, b.dtype, shape, b.role)
+
+
+def _module(program: Program, plan: str, printer: _Printer, body: list[str]) -> str:
+    text = "\n".join(body)
+    called = {node.id for node in ast.walk(ast.parse(textwrap.dedent(text) or "pass")) if isinstance(node, ast.Name)}
+    helpers = device.closure(sorted(called & set(device.library())))
+    buffers = _buffers(program)
+    arguments = ", ".join(printer.names.buffer(b) for b in buffers)
+    doc = [f'    """{plan}', ""]
+    doc += [f"    {printer.names.buffer(b)}: {b.role}, {b.dtype}{list(b.shape)}" for b in buffers]
+    doc += ['    """']
+    signature = f"def {program.name}({arguments}):"
+    if len(signature) > WIDTH + 20:
+        signature = f"def {program.name}(\n" + "".join(f"    {printer.names.buffer(b)},\n" for b in buffers) + "):"
+    parts = ["import triton\nimport triton.language as tl\n"]
+    if helpers:
+        parts.append(helpers)
+    parts.append("\n".join(["@triton.jit", signature, *doc, text]) + "\n")
+    return "\n\n".join(parts)
+
+
+class _Names:
+    """Unique, readable names."""
+
+    TAKEN = frozenset({"tl", "triton", "l", "O", "I", "if", "in", "is", "as", "or", "and", "not", "for", "def", "while", "lambda", "float", "range", "list"})
+
+    def __init__(self) -> None:
+        self.used: Counter[str] = Counter()
+        self.names: dict[object, str] = {}
+
+    def of(self, thing: object, base: str) -> str:
+        if thing not in self.names:
+            base = re.sub(r"\W+", "_", base).strip("_") or "x"
+            if base[0].isdigit():
+                base = f"x{base}"
+            name = base
+            while name in self.TAKEN or name in device.library() or self.used[name]:
+                self.used[base] += 1
+                name = f"{base}_{self.used[base]}"
+            self.used[name] += 1
+            self.names[thing] = name
+        return self.names[thing]
+
+    def buffer(self, b: Buffer) -> str:
+        return self.of(b, b.name)
+
+
+#: Short names for the results of operations.
+_STEMS = {
+    "index_lt": "inside",
+    "index_ge": "inside",
+    "index_eq": "here",
+    "index_add": "at",
+    "index_mul": "at",
+    "index_sub": "at",
+    "index_min": "at",
+    "index_max": "at",
+    "arange": "lane",
+    "program_id": "program",
+    "reduce": "total",
+    "threefry2x32": "bits",
+    "select": "chosen",
+    "broadcast": "full",
+    "spread": "row",
+}
+
+
+class _Printer:
+    def __init__(self, program: Program):
+        self.program = program
+        self.names = _Names()
+        for b in _buffers(program):
+            self.names.buffer(b)
+        self.uses = Counter(u for s in walk(program.body) for u in direct_uses(s))
+        self.inline: dict[Var, tuple[str, int]] = {}
+        self.reads: dict[Var, frozenset[Var]] = {}
+        self.lines: list[str] = []
+        self.depth = 1
+        self.where: Where | None = None
+        self.local: set[Var] = set()
+
+    # --- text of operands -----------------------------------------------------------------------------
+    def name(self, v: Var) -> str:
+        return self.names.of(v, v.hint or "x")
+
+    def operand(self, a: Var | int) -> tuple[str, int]:
+        if isinstance(a, int):
+            return str(a), ATOM if a >= 0 else 14
+        if a in self.inline:
+            return self.inline[a]
+        return self.name(a), ATOM
+
+    def text(self, a: Var | int) -> str:
+        return self.operand(a)[0]
+
+    def expression(self, op: Op) -> tuple[str, int]:
+        """The text of an operation with its operands filled in, and its precedence."""
+        form = template(op)
+        level, wanted, arithmetic = needs(form)
+        others = [a for k, a in enumerate(op.args) if isinstance(a, Var) and a not in self.program.constants]
+        filled: dict[str, str] = {}
+        for k, a in enumerate(op.args):
+            text, own = self.operand(a)
+            if isinstance(a, Var) and a in self.program.constants and k in arithmetic and others:
+                bare = literal(self.program.constants[a])
+                if bare is not None:
+                    text, own = bare, ATOM if not bare.startswith("-") else 13
+            filled[f"_{k}"] = f"({text})" if own < wanted.get(k, 0) else text
+        return re.sub(r"\b_\d+\b", lambda m: filled[m.group()], form), level
+
+    def leaves(self, v: Var) -> frozenset[Var]:
+        """The named Vars that the text of ``v`` mentions."""
+        return self.reads.get(v, frozenset((v,)))
+
+    # --- lines ----------------------------------------------------------------------------------------
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def comment(self, where: Where | None) -> None:
+        if where is not None and where != self.where:
+            self.where = where
+            self.line(f"# {re.sub(r'[^ -~]', '?', where.file.rsplit('/', 1)[-1])}:{where.line}")
+
+    def print(self) -> list[str]:
+        self._constants()
+        self.block(self.program.body)
+        return self.lines
+
+    def _constants(self) -> None:
+        """Names for the constants that are not printed as bare numbers."""
+        needed: dict[Var, None] = {}
+        for stmt in walk(self.program.body):
+            if isinstance(stmt, Op) and stmt.fn == "const":
+                continue
+            bare: set[Var] = set()
+            if isinstance(stmt, Op):
+                _, _, arithmetic = needs(template(stmt))
+                others = any(isinstance(a, Var) and a not in self.program.constants for a in stmt.args)
+                bare = {a for k, a in enumerate(stmt.args) if isinstance(a, Var) and k in arithmetic and others and a in self.program.constants and literal(self.program.constants[a]) is not None}
+                bare -= {a for k, a in enumerate(stmt.args) if isinstance(a, Var) and k not in arithmetic}
+            needed.update(dict.fromkeys(u for u in direct_uses(stmt) if u in self.program.constants and u not in bare))
+        for v in needed:
+            value = self.program.constants[v]
+            self.line(f"{self.names.of(v, 'k_' + str(value).replace('-', 'm').replace('.', '_').replace('+', ''))} = {typed(value)}")
+
+    def block(self, block: list[Stmt]) -> None:
+        outer, self.local = self.local, {u for s in block for u in direct_uses(s)}
+        consumers: dict[Var, Stmt] = {}
+        for stmt in block:
+            for u in direct_uses(stmt):
+                consumers.setdefault(u, stmt)
+        for stmt in block:
+            self.stmt(stmt)
+        self.local = outer
+
+    def stmt(self, stmt: Stmt) -> None:
+        if isinstance(stmt, Op) and stmt.fn == "const":
+            return
+        if isinstance(stmt, Op) and self._inlined(stmt):
+            return
+        if not isinstance(stmt, Barrier):
+            self.comment(stmt.where)
+        match stmt:
+            case Op():
+                text, _ = self.expression(stmt)
+                used = [self._target(stmt, o) for o in stmt.outs]
+                self.line(f"{', '.join(used)} = {text}")
+            case Load():
+                mask = f", mask={self.text(stmt.mask)}, other=0" if stmt.mask is not None else ""
+                boolean = " != 0" if is_bool(stmt.buffer.dtype) else ""
+                self.line(f"{self.name(stmt.out)} = tl.load({self.pointer(stmt)}{mask}){boolean}")
+            case Store():
+                mask = f", mask={self.text(stmt.mask)}" if stmt.mask is not None else ""
+                value, level = self.operand(stmt.value)
+                if is_bool(stmt.buffer.dtype):
+                    value = f"({value}).to(tl.int8)" if level < ATOM else f"{value}.to(tl.int8)"
+                self.line(f"tl.store({self.pointer(stmt)}, {value}{mask})")
+            case Barrier():
+                self.line("tl.debug_barrier()")
+            case For():
+                self._for(stmt)
+            case While():
+                self._while(stmt)
+            case If():
+                self._if(stmt)
+
+    def _target(self, op: Op, out: Var) -> str:
+        if not self.uses[out]:
+            return "_"
+        base = out.hint or _STEMS.get(op.fn, op.fn.removeprefix("index_"))
+        return self.names.of(out, base)
+
+    def pointer(self, stmt: Load | Store) -> str:
+        parts = [self.names.buffer(stmt.buffer)]
+        if stmt.buffer.offset is not None:
+            parts.append(self.text(stmt.buffer.offset))
+        if not (isinstance(stmt.offset, int) and stmt.offset == 0):
+            text, level = self.operand(stmt.offset)
+            parts.append(text if level >= 12 else f"({text})")
+        return " + ".join(parts)
+
+    def _inlined(self, op: Op) -> bool:
+        """Keep an operation's text for its only use, if that stands in the same block."""
+        if len(op.outs) != 1 or op.outs[0].hint:
+            return False
+        out = op.outs[0]
+        if self.uses[out] != 1 or out not in self.local:
+            return False
+        text, level = self.expression(op)
+        if len(text) > 72 or op.fn in ("reduce", "scan", "gather", "pick", "arange"):
+            return False
+        self.inline[out] = (text, level)
+        self.reads[out] = frozenset().union(*(self.leaves(a) for a in op.args if isinstance(a, Var)))
+        return True
+
+    # --- control --------------------------------------------------------------------------------------
+    def _start(self, params: list[Var], inits: list[Var]) -> None:
+        for param, init in zip(params, inits, strict=True):
+            self.line(f"{self.name(param)} = {self.text(init)}")
+
+    def _for(self, stmt: For) -> None:
+        self._start(stmt.params, stmt.inits)
+        bounds = f"{stmt.start}, {stmt.stop}" if stmt.start or stmt.step != 1 else f"{stmt.stop}"
+        step = f", {stmt.step}" if stmt.step != 1 else ""
+        self.line(f"for {self.name(stmt.index)} in range({bounds}{step}):")
+        self._body(stmt)
+
+    def _body(self, stmt: For | While) -> None:
+        self.depth += 1
+        count = len(self.lines)
+        self.block_with(stmt.body, stmt.results)
+        self._assign(stmt.params, stmt.results)
+        if isinstance(stmt, While):
+            self._test(stmt)
+        if len(self.lines) == count:
+            self.line("pass")
+        self.depth -= 1
+
+    def block_with(self, block: list[Stmt], results: list[Var]) -> None:
+        """A block whose results are read right after it."""
+        outer, self.local = self.local, {u for s in block for u in direct_uses(s)} | set(results)
+        for stmt in block:
+            self.stmt(stmt)
+        self.local = outer
+
+    def _assign(self, params: list[Var], results: list[Var]) -> None:
+        """params = results, all at once: in an order in which none reads what was overwritten, else as a tuple."""
+        todo = [(p, r) for p, r in zip(params, results, strict=True) if r is not p]
+        while todo:
+            for k, (p, r) in enumerate(todo):
+                if not any(p in self.leaves(other) for _, other in todo[:k] + todo[k + 1 :]):
+                    self.line(f"{self.name(p)} = {self.text(r)}")
+                    todo.pop(k)
+                    break
+            else:
+                names, values = (", ".join(map(f, side)) for f, side in ((self.name, [p for p, _ in todo]), (self.text, [r for _, r in todo])))
+                self.line(f"{names} = {values}")
+                return
+
+    def _while(self, stmt: While) -> None:
+        assert stmt.cond is not None
+        self._start(stmt.params, stmt.inits)
+        before = len(self.lines)
+        self.block_with(stmt.test, [stmt.cond])
+        self.comment_reset()
+        if len(self.lines) == before:
+            self.line(f"while {self.text(stmt.cond)}:")
+            self.simple = True
+            self._body_simple(stmt)
+            return
+        go = self.names.of((stmt, "go"), "go")
+        self.line(f"{go} = {self.text(stmt.cond)}")
+        self.line(f"while {go}:")
+        self._body(stmt)
+
+    def comment_reset(self) -> None:
+        self.where = None
+
+    def _body_simple(self, stmt: While) -> None:
+        self.depth += 1
+        self.block_with(stmt.body, stmt.results)
+        self._assign(stmt.params, stmt.results)
+        self.depth -= 1
+
+    def _test(self, stmt: While) -> None:
+        """The loop's test again, on the new carries."""
+        assert stmt.cond is not None
+        for s in [s for inner in (stmt.test,) for s in inner]:
+            for v in [o for o in (s.outs if isinstance(s, Op) else ())]:
+                self.inline.pop(v, None)
+        self.block_with(stmt.test, [stmt.cond])
+        self.line(f"{self.names.of((stmt, 'go'), 'go')} = {self.text(stmt.cond)}")
+
+    def _if(self, stmt: If) -> None:
+        self.line(f"if {self.text(stmt.cond)}:")
+        for block, results in ((stmt.then, stmt.then_results), (stmt.other, stmt.other_results)):
+            if block is stmt.other:
+                if not block and not results:
+                    return
+                self.line("else:")
+            self.depth += 1
+            count = len(self.lines)
+            self.comment_reset()
+            self.block_with(block, results)
+            for out, r in zip(stmt.outs, results, strict=True):
+                self.line(f"{self.name(out)} = {self.text(r)}")
+            if len(self.lines) == count:
+                self.line("pass")
+            self.depth -= 1
+
+
+assert inner_blocks

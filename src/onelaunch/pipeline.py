@@ -1,0 +1,33 @@
+"""From a Graph to one kernel: rewrite, analyse, schedule, place, emit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from onelaunch.analyse import axes as axis_analysis
+from onelaunch.emit.kernel import Kernel
+from onelaunch.emit.triton import emit
+from onelaunch.ir.nodes import Graph, Value
+from onelaunch.place import NeedsMemory, NeedsNoGrid, place
+from onelaunch.schedule.choose import choose
+from onelaunch.schedule.homes import make_plan
+from onelaunch.schedule.plan import Limits, Plan
+
+
+def compile_graph(graph: Graph, limits: Limits | None = None) -> tuple[Plan, Kernel]:
+    """The kernel of a rewritten Graph; values that some access can't reach in registers move to memory."""
+    axes = axis_analysis.analyse(graph)
+    limits = limits or choose(graph, axes)
+    forced: set[Value] = set()
+    while True:
+        plan = make_plan(graph, axes, limits, forced)
+        try:
+            program = place(graph, plan)
+        except NeedsMemory as need:
+            assert need.value not in forced, need.value
+            forced.add(need.value)
+        except NeedsNoGrid:
+            assert limits.lanes
+            limits = dataclasses.replace(limits, lanes=0)
+        else:
+            return plan, emit(program, str(plan), limits.num_warps)

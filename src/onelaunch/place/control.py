@@ -1,0 +1,296 @@
+"""Blocks, loops and branches: what is carried in registers, what in memory, and where buffers come from."""
+
+from __future__ import annotations
+
+import math
+
+from onelaunch.ir import nodes as n
+from onelaunch.ir.nodes import Value
+from onelaunch.place.alias import Aliases
+from onelaunch.place.nodes import Buffer, For, If, Var, While
+from onelaunch.place.placer import NeedsNoGrid, Placer
+from onelaunch.place.store import copy, materialise, update_memory
+from onelaunch.place.writer import BOOL, INT32, INT64
+from onelaunch.schedule.plan import Home
+
+
+class Control:
+    """Walks the blocks of one Graph."""
+
+    def __init__(self, p: Placer, aliases: Aliases):
+        self.p, self.aliases = p, aliases
+        self.inputs: list[Buffer] = []
+        self.outputs: list[Buffer] = []
+        self.scratch: list[Buffer] = []
+        self.claimed: dict[int, Value] = {}
+        self.flows = _flows(p.graph)
+
+    # --- buffers --------------------------------------------------------------------------------------
+    def arguments(self) -> None:
+        """Buffers of parameters, closed-over arrays and results."""
+        p, graph = self.p, self.p.graph
+        for k, v in enumerate((*graph.params, *(v for v, _ in graph.consts))):
+            name = f"{v.hint}_ptr" if v.hint else f"in{k}_ptr"
+            buffer = Buffer(name, v.dtype, v.shape, row_major(v.shape), "in", v.size)
+            p.buffers[v] = buffer
+            self.inputs.append(buffer)
+        for k, v in enumerate(graph.block.results):
+            self.outputs.append(Buffer(f"out{k}_ptr", v.dtype, v.shape, row_major(v.shape), "out", v.size))
+
+    def storage(self, v: Value) -> Buffer:
+        """A buffer for a value: the output it ends in if that is free, else scratch."""
+        p = self.p
+        dims = p.plan.dims[v]
+        shared = p.plan.batch and "batch" not in dims and "grid" not in dims
+        k = self.flows.get(v)
+        if k is not None and k not in self.claimed and not shared:
+            self.claimed[k] = v
+            return self.outputs[k]
+        name = f"{v.hint or 'work'}{len(self.scratch)}_ptr"
+        if not p.plan.batch:
+            buffer = Buffer(name, v.dtype, v.shape, row_major(v.shape), "scratch", v.size)
+        elif shared:
+            dtype = INT64 if v.size * p.plan.grid >= 2**31 else INT32
+            program = p.w.top("program_id", (), dtype, ())
+            offset = p.w.top("index_mul", (program, v.size), dtype, ())
+            buffer = Buffer(name, v.dtype, v.shape, row_major(v.shape), "scratch", v.size * p.plan.grid, offset)
+        else:
+            d = next(d for d, kind in enumerate(dims) if kind in ("batch", "grid"))
+            strides = [s * v.shape[d] for s in row_major([1 if k == d else s for k, s in enumerate(v.shape)])]
+            strides[d] = 1
+            buffer = Buffer(name, v.dtype, v.shape, tuple(strides), "scratch", v.size)
+        self.scratch.append(buffer)
+        return buffer
+
+    # --- blocks ---------------------------------------------------------------------------------------
+    def block(self, block: n.Block) -> None:
+        for node in block.nodes:
+            self.p.w.where = node.where
+            if isinstance(node, n.Loop):
+                self.loop(node)
+            elif isinstance(node, n.Branch):
+                self.branch(node)
+            elif isinstance(node, n.Update) and self.p.plan.home[node.out] is Home.MEMORY:
+                self.update(node)
+            else:
+                for v in n.outputs(node):
+                    home = self.p.plan.home[v]
+                    if home is not Home.INLINE:
+                        materialise(self.p, node, v, self.storage(v) if home is Home.MEMORY else None)
+
+    def update(self, node: n.Update) -> None:
+        p = self.p
+        if node in self.aliases.in_place:
+            buffer = p.buffers[node.operand]
+        else:
+            buffer = self.storage(node.out)
+            if p.buffers.get(node.operand) is buffer:
+                buffer = self.private(node.out)
+            copy(p, node.operand, buffer)
+        update_memory(p, node, buffer)
+
+    def private(self, v: Value) -> Buffer:
+        """A scratch buffer of its own."""
+        k = self.flows.pop(v, None)
+        buffer = self.storage(v)
+        if k is not None:
+            self.flows[v] = k
+        return buffer
+
+    def results(self) -> None:
+        """Store what the kernel returns and does not yet stand in its output."""
+        p = self.p
+        for v, buffer in zip(p.graph.block.results, self.outputs, strict=True):
+            if p.plan.home[v] is Home.MEMORY and p.buffers[v] is buffer:
+                continue
+            copy(p, v, buffer)
+
+    # --- loops ----------------------------------------------------------------------------------------
+    def loop(self, node: n.Loop) -> None:
+        p, w = self.p, self.p.w
+        params: list[Var] = []
+        inits: list[Var] = []
+        for j, (c, init) in enumerate(zip(node.carry, node.init)):
+            if p.plan.home[c] is Home.MEMORY:
+                self._memory_carry(node, j, c, init)
+                continue
+            space, shape = p.own_space(c), p.own_shape(c)
+            p.regs[c] = {}
+            for coords in p.coordinates(c):
+                inits.append(w.full(p.fetch(init, p.own_index(c, coords), space), shape))
+                p.regs[c][coords] = Var(c.dtype, shape, _hint(c, coords))
+                params.append(p.regs[c][coords])
+        if node.trip is not None:
+            assert node.index is not None
+            loop: For | While = For(Var(INT32, (), "i"), 0, node.trip, 1, params, inits)
+            p.regs[node.index] = {(): loop.index}
+        else:
+            assert node.cond is not None
+            loop = While(params, inits)
+            with w.inside(loop.test):
+                self.block(node.cond)
+                loop.cond = self.any(node.cond.results[0])
+        with w.inside(loop.body):
+            self.block(node.body)
+            loop.results = self._carry_on(node)
+        w.where = node.where
+        w.add(loop)
+        for c, out in zip(node.carry, node.outs):
+            if p.plan.home[c] is Home.MEMORY:
+                p.buffers[out] = p.buffers[c]
+            else:
+                p.regs[out] = p.regs[c]
+
+    def _memory_carry(self, node: n.Loop, j: int, c: Value, init: Value) -> None:
+        p = self.p
+        if (node, j) in self.aliases.taken:
+            p.buffers[c] = p.buffers[init]
+            return
+        p.buffers[c] = self.storage(c)
+        if p.buffers.get(init) is p.buffers[c]:
+            p.buffers[c] = self.private(c)
+        copy(p, init, p.buffers[c])
+
+    def _carry_on(self, node: n.Loop) -> list[Var]:
+        """The next values of the register carries; memory carries written back where they moved."""
+        p, w = self.p, self.p.w
+        results = []
+        moved: list[tuple[Value, Buffer]] = []
+        for c, r in zip(node.carry, node.body.results):
+            if p.plan.home[c] is not Home.MEMORY:
+                space, shape = p.own_space(c), p.own_shape(c)
+                results += [w.full(p.fetch(r, p.own_index(c, k), space), shape) for k in p.coordinates(c)]
+            elif not (p.plan.home[r] is Home.MEMORY and p.buffers[r] is p.buffers[c]):
+                moved.append((r, p.buffers[c]))
+        targets = {id(b) for _, b in moved}
+        staged = []
+        for r, target in moved:
+            hazards = {id(p.buffers[v]) for v in self._reads(r)} & targets
+            if hazards:
+                temporary = self.private(r)
+                copy(p, r, temporary)
+                staged.append((r, temporary, target))
+            else:
+                copy(p, r, target)
+        for r, temporary, target in staged:
+            saved, home = p.buffers.get(r), p.plan.home[r]
+            p.buffers[r], p.plan.home[r] = temporary, Home.MEMORY
+            copy(p, r, target)
+            p.plan.home[r] = home
+            if saved is not None:
+                p.buffers[r] = saved
+        return results
+
+    def _reads(self, v: Value) -> set[Value]:
+        """Values in memory that reading ``v`` reads."""
+        p = self.p
+        if p.plan.home[v] is Home.INLINE and v in p.producer:
+            return {u for a in n.operands(p.producer[v]) for u in self._reads(a)}
+        return {v} if p.plan.home[v] is Home.MEMORY else set()
+
+    def any(self, pred: Value) -> Var:
+        """Whether a predicate holds in any lane of the program."""
+        p, w = self.p, self.p.w
+        space = p.own_space(pred)
+        total: Var | None = None
+        for c in p.coordinates(pred):
+            x = p.fetch(pred, p.own_index(pred, c), space)
+            total = x if total is None else w.scalar("or", (total, x), BOOL)
+        if total is None:
+            return w.const(False, BOOL)
+        if not total.shape:
+            return total
+        for k in range(len(space)):
+            mask = w.lane_mask(space, k)
+            if isinstance(mask, Var):
+                total = w.op("and", (total, mask), BOOL)
+        for k in reversed(range(len(total.shape))):
+            shape = (*total.shape[:k], *total.shape[k + 1 :])
+            total = w.op("reduce", (total,), BOOL, shape, ("or", k))
+        return total
+
+    # --- branches -------------------------------------------------------------------------------------
+    def branch(self, node: n.Branch) -> None:
+        p, w = self.p, self.p.w
+        index = p.fetch(node.index, (), ())
+        if index.shape:
+            raise NeedsNoGrid
+        for j, out in enumerate(node.outs):
+            if p.plan.home[out] is Home.MEMORY:
+                root = self.aliases.branches.get((node, j))
+                p.buffers[out] = p.buffers[root] if root is not None else self.storage(out)
+        outs = self._cases(node, index, 0)
+        position = 0
+        for out in node.outs:
+            if p.plan.home[out] is Home.MEMORY:
+                continue
+            coords = p.coordinates(out)
+            p.regs[out] = dict(zip(coords, outs[position : position + len(coords)]))
+            position += len(coords)
+
+    def _cases(self, node: n.Branch, index: Var, k: int) -> list[Var]:
+        """Branches k, k+1, ... as nested ifs."""
+        if k == len(node.blocks) - 1:
+            return self._case(node, k)
+        w = self.p.w
+        last = k == len(node.blocks) - 2
+        # an index below 0 is the first branch, one past the end the last
+        test = w.op("index_lt", (index, k + 1), BOOL) if k == 0 or not last else w.op("index_eq", (index, k), BOOL)
+        stmt = If(test, [])
+        with w.inside(stmt.then):
+            stmt.then_results = self._case(node, k)
+        with w.inside(stmt.other):
+            stmt.other_results = self._cases(node, index, k + 1)
+        stmt.outs = [Var(v.dtype, v.shape) for v in stmt.then_results]
+        w.add(stmt)
+        return stmt.outs
+
+    def _case(self, node: n.Branch, k: int) -> list[Var]:
+        p, w = self.p, self.p.w
+        block = node.blocks[k]
+        self.block(block)
+        results = []
+        for out, r in zip(node.outs, block.results):
+            if p.plan.home[out] is Home.MEMORY:
+                if not (p.plan.home[r] is Home.MEMORY and p.buffers[r] is p.buffers[out]):
+                    copy(p, r, p.buffers[out])
+                continue
+            space, shape = p.own_space(out), p.own_shape(out)
+            results += [w.full(p.fetch(r, p.own_index(out, c), space), shape) for c in p.coordinates(out)]
+        return results
+
+
+def row_major(shape: list[int] | tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements."""
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _hint(v: Value, coords: tuple[int, ...]) -> str:
+    return "_".join([v.hint or "c", *map(str, coords)]) if v.hint or coords else ""
+
+
+def _flows(graph: n.Graph) -> dict[Value, int]:
+    """Values whose storage may be an output's: those that reach a result by updates, loops and branches alone."""
+    flows: dict[Value, int] = {}
+    producer = {v: node for node in n.walk(graph.block) for v in n.outputs(node)}
+
+    def back(v: Value, k: int) -> None:
+        if v in flows:
+            return
+        flows[v] = k
+        node = producer.get(v)
+        if isinstance(node, n.Update):
+            back(node.operand, k)
+        elif isinstance(node, n.Loop):
+            j = node.outs.index(v)
+            back(node.carry[j], k)
+            back(node.body.results[j], k)
+            back(node.init[j], k)
+        elif isinstance(node, n.Branch):
+            j = node.outs.index(v)
+            for block in node.blocks:
+                back(block.results[j], k)
+
+    for k, v in enumerate(graph.block.results):
+        back(v, k)
+    return flows

@@ -1,0 +1,224 @@
+"""Writer: appends statements to nested blocks, reusing equal pure operations (common subexpressions)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from onelaunch.errors import Where
+from onelaunch.ir.scalars import SCALARS
+from onelaunch.ir.types import BFLOAT16, is_float
+from onelaunch.place.nodes import Buffer, For, If, Load, Op, Shape, Stmt, Store, Var, While
+from onelaunch.place.space import Axis, Space
+
+BOOL = np.dtype(bool)
+INT32 = np.dtype("int32")
+INT64 = np.dtype("int64")
+FLOAT32 = np.dtype("float32")
+HALVES = (np.dtype("float16"), BFLOAT16)
+
+Number = Var | int
+
+
+def broadcast_shape(args: Sequence[Number]) -> Shape:
+    """The shape of an operation on ``args`` (equal rank, or scalars)."""
+    shapes = [a.shape for a in args if isinstance(a, Var) and a.shape]
+    if not shapes:
+        return ()
+    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+
+
+class Writer:
+    """Statements under construction."""
+
+    def __init__(self) -> None:
+        self.preamble: list[Stmt] = []
+        self.body: list[Stmt] = []
+        self.block = self.body
+        self.known: list[dict[tuple[object, ...], tuple[Var, ...]]] = [{}]
+        self.constants: dict[Var, np.generic] = {}
+        self.where: Where | None = None
+        self.group = 0
+        self.overlaps = False
+
+    @contextmanager
+    def inside(self, block: list[Stmt]) -> Iterator[None]:
+        """Append to ``block``; what is computed there is not reused outside it."""
+        outer, self.block = self.block, block
+        self.known.append({})
+        try:
+            yield
+        finally:
+            self.block = outer
+            self.known.pop()
+
+    def add(self, stmt: Stmt) -> None:
+        stmt.where = self.where  # type: ignore[union-attr]
+        self.block.append(stmt)
+
+    # --- pure operations ------------------------------------------------------------------------------
+    def ops(self, fn: str, args: Sequence[Number], types: Sequence[tuple[np.dtype, Shape]], attrs: tuple[object, ...] = (), hint: str = "") -> tuple[Var, ...]:
+        """A pure operation with outputs of ``types``, or the earlier equal one."""
+        key = (fn, tuple(a if isinstance(a, int) else id(a) for a in args), tuple(types), attrs)
+        for scope in reversed(self.known):
+            if key in scope:
+                return scope[key]
+        outs = tuple(Var(dtype, shape, hint) for dtype, shape in types)
+        self.add(Op(fn, tuple(args), outs, attrs))
+        self.known[-1][key] = outs
+        return outs
+
+    def op(self, fn: str, args: Sequence[Number], dtype: np.dtype, shape: Shape | None = None, attrs: tuple[object, ...] = (), hint: str = "") -> Var:
+        return self.ops(fn, args, [(dtype, broadcast_shape(args) if shape is None else shape)], attrs, hint)[0]
+
+    def top(self, fn: str, args: Sequence[Number], dtype: np.dtype, shape: Shape, attrs: tuple[object, ...] = (), hint: str = "") -> Var:
+        """A pure operation at the top of the kernel, visible everywhere."""
+        block, known = self.block, self.known
+        self.block, self.known = self.preamble, self.known[:1]
+        try:
+            return self.op(fn, args, dtype, shape, attrs, hint)
+        finally:
+            self.block, self.known = block, known
+
+    def const(self, value: object, dtype: np.dtype) -> Var:
+        """A typed scalar constant."""
+        typed = np.asarray(value).astype(dtype)[()]
+        var = self.top("const", (), dtype, (), (typed.tobytes(),))
+        self.constants[var] = typed
+        return var
+
+    def cast(self, x: Var, dtype: np.dtype) -> Var:
+        return x if x.dtype == dtype else self.scalar("cast", (x,), dtype)
+
+    def scalar(self, fn: str, args: Sequence[Var], dtype: np.dtype) -> Var:
+        return self.scalars(fn, args, (dtype,))[0]
+
+    def scalars(self, fn: str, args: Sequence[Var], dtypes: Sequence[np.dtype]) -> tuple[Var, ...]:
+        """A row of the scalar table; 16-bit floats are computed in f32 and rounded, as XLA does."""
+        if fn == "identity":
+            return (args[0],)
+        half = SCALARS[fn].half == "f32" and fn != "cast" and any(a.dtype in HALVES for a in args)
+        shape = broadcast_shape(args)
+        if not half:
+            return self.ops(fn, args, [(d, shape) for d in dtypes])
+        wide = [self.cast(a, FLOAT32) if a.dtype in HALVES else a for a in args]
+        outs = self.ops(fn, wide, [(FLOAT32 if d in HALVES else d, shape) for d in dtypes])
+        return tuple(self.cast(o, d) for o, d in zip(outs, dtypes))
+
+    def select(self, cond: Var, yes: Var, no: Var) -> Var:
+        return yes if yes is no else self.op("select", (cond, yes, no), yes.dtype)
+
+    # --- index arithmetic (int32, or int64 where an operand is) ------------------------------------------
+    def index_op(self, fn: str, a: Number, b: Number) -> Number:
+        if isinstance(a, int) and isinstance(b, int):
+            return {"add": a + b, "sub": a - b, "mul": a * b, "min": min(a, b), "max": max(a, b)}[fn]
+        wide = any(isinstance(x, Var) and x.dtype == INT64 for x in (a, b))
+        return self.op(f"index_{fn}", (a, b), INT64 if wide else INT32)
+
+    def plus(self, a: Number, b: Number) -> Number:
+        if isinstance(a, int) and a == 0:
+            return b
+        if isinstance(b, int) and b < 0:
+            return self.index_op("sub", a, -b)
+        return a if isinstance(b, int) and b == 0 else self.index_op("add", a, b)
+
+    def minus(self, a: Number, b: Number) -> Number:
+        return a if isinstance(b, int) and b == 0 else self.index_op("sub", a, b)
+
+    def times(self, a: Number, b: Number) -> Number:
+        for x, y in ((a, b), (b, a)):
+            if isinstance(x, int) and x in (0, 1):
+                return y if x else 0
+        return self.index_op("mul", a, b)
+
+    def clip(self, a: Number, low: int, high: int) -> Number:
+        """``a`` into [low, high]."""
+        if isinstance(a, int):
+            return max(low, min(a, high))
+        if low == high:
+            return low
+        return self.index_op("min", self.index_op("max", a, low), high)
+
+    def divmod(self, a: Number, b: int) -> tuple[Number, Number]:
+        if isinstance(a, int):
+            return divmod(a, b)
+        if b == 1:
+            return a, 0
+        return self.op("index_div", (a, b), a.dtype), self.op("index_mod", (a, b), a.dtype)
+
+    def compare(self, fn: str, a: Number, b: Number) -> Var | bool:
+        """lt, ge, eq of indices; a Python bool if both are integers."""
+        if isinstance(a, int) and isinstance(b, int):
+            return {"lt": a < b, "ge": a >= b, "eq": a == b}[fn]
+        return self.op(f"index_{fn}", (a, b), BOOL)
+
+    def both(self, a: Var | bool, b: Var | bool) -> Var | bool:
+        """Logical and."""
+        if isinstance(a, bool):
+            return b if a else False
+        if isinstance(b, bool):
+            return a if b else False
+        return a if a is b else self.op("and", (a, b), BOOL)
+
+    def as_index(self, x: Var, wide: bool = False) -> Var:
+        """An integer Var as int32 index (int64 if ``wide``), values outside saturating."""
+        target = INT64 if wide else INT32
+        if x.dtype == target:
+            return x
+        if x.dtype.kind == "u" and x.dtype.itemsize >= 4 or x.dtype.itemsize == 8 and target == INT32:
+            return self.op("index_saturate", (x,), target)
+        return self.op("index_cast", (x,), target)
+
+    # --- lanes ----------------------------------------------------------------------------------------
+    def spread(self, x: Var, positions: tuple[int, ...], rank: int) -> Var:
+        """A tensor's dims put at ``positions`` (increasing) of a space of ``rank`` dims; the others get size 1."""
+        if not x.shape or positions == tuple(range(rank)):
+            return x
+        shape = [1] * rank
+        for k, size in zip(positions, x.shape):
+            shape[k] = size
+        return self.op("spread", (x,), x.dtype, tuple(shape), (positions, rank))
+
+    def lane(self, space: Space, k: int) -> Var:
+        """The index along axis ``k``, shaped for the space."""
+        return self.spread(space[k].index, (k,), len(space))
+
+    def lane_mask(self, space: Space, k: int) -> Var | bool:
+        mask = space[k].mask
+        return True if mask is None else self.spread(mask, (k,), len(space))
+
+    def full(self, x: Var, shape: Shape) -> Var:
+        """``x`` broadcast to exactly ``shape``."""
+        return x if x.shape == shape else self.op("broadcast", (x,), x.dtype, shape, (shape,))
+
+    def tile(self, n: int, p: int) -> Axis:
+        """The axis 0..n-1 padded to ``p`` lanes."""
+        index = self.top("arange", (), INT32, (p,), (p,))
+        return Axis(n, p, "tile", index, None if n == p else self.top("index_lt", (index, n), BOOL, (p,)))
+
+    # --- memory ---------------------------------------------------------------------------------------
+    def load(self, buffer: Buffer, offset: Number, mask: Var | None) -> Var:
+        shape = broadcast_shape([offset, *([mask] if mask is not None else [])])
+        key = ("load", id(buffer), offset if isinstance(offset, int) else id(offset), id(mask))
+        if buffer.role == "in":
+            for scope in reversed(self.known):
+                if key in scope:
+                    return scope[key][0]
+        out = Var(buffer.dtype, shape, buffer.name if buffer.role == "in" else "")
+        self.add(Load(buffer, offset, mask, out))
+        if buffer.role == "in":
+            self.known[-1][key] = (out,)
+        return out
+
+    def store(self, buffer: Buffer, offset: Number, value: Var, mask: Var | None) -> None:
+        self.add(Store(buffer, offset, value, mask, self.group, self.overlaps))
+
+    def new_group(self, overlaps: bool = False) -> None:
+        """The stores from here on belong together (see Store)."""
+        self.group += 1
+        self.overlaps = overlaps
+
+
+__all__ = ["BOOL", "For", "If", "Number", "While", "Writer", "is_float"]

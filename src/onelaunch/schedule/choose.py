@@ -1,0 +1,40 @@
+"""choose: the plan to use where nothing was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from onelaunch.analyse.axes import Axes, values
+from onelaunch.ir.nodes import Graph
+from onelaunch.schedule.homes import parallel_axis
+from onelaunch.schedule.plan import Limits
+
+#: Programs that keep one H200 busy; below it features go to lanes, above it chains do.
+PROGRAMS = 132 * 4
+
+
+def choose(graph: Graph, axes: Axes) -> Limits:
+    """Limits by the extent of the parallel axis and by the sizes of values."""
+    batch = parallel_axis(graph, axes)
+    if batch is None:
+        return one_program(graph)
+    extent = batch[0].shape[batch[1]]
+    if extent < 2:
+        return one_program(graph)
+    if extent <= PROGRAMS:
+        return dataclasses.replace(one_program(graph), lanes=1)
+    if extent <= PROGRAMS * 8:
+        return Limits(unroll_dim=8, unroll_value=64, tile=4096, lanes=_pow2_below(max(1, extent // PROGRAMS)), num_warps=1)
+    return Limits(unroll_dim=32, unroll_value=256, tile=4096, lanes=32, num_warps=1)
+
+
+def one_program(graph: Graph) -> Limits:
+    """Limits for a program with no parallel axis: more warps where tiles are larger."""
+    widest = max((v.size for v in values(graph) if v.size <= 4096), default=1)
+    warps = 1 if widest <= 128 else 4 if widest <= 2048 else 8
+    return Limits(num_warps=warps)
+
+
+def _pow2_below(x: int) -> int:
+    return 1 << int(math.log2(x))
