@@ -8,6 +8,7 @@ its counterpart, so that both sorts work in one process.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import linecache
@@ -28,7 +29,6 @@ from onelaunch.errors import BuildError
 
 _LOCK = threading.RLock()
 _COUNTERPARTS: dict[tuple[int, bool], tuple[Any, Any]] = {}
-_MODULES: dict[tuple[str, bool], ModuleType] = {}
 _LIBRARIES = ("triton.language", "onelaunch.device")
 
 
@@ -36,16 +36,19 @@ class Interpreted(InterpretedFunction):
     """An interpreted function that expects ``triton.language`` to be patched already, by the caller of the kernel."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.rewrite()(*args, **kwargs)
+        return self.python(*args, **kwargs)
+
+    @functools.cached_property
+    def python(self) -> Callable[..., Any]:
+        """The Python function that does the work."""
+        function: Callable[..., Any] = self.rewriter.rewrite_ast()
+        return function
 
 
 def load(name: str, source: str, *, interpret: bool) -> ModuleType:
     """The module of a generated source text; its ``@triton.jit`` functions are Interpreted or JITFunctions."""
     with mode(interpret):
-        key = (source, interpret)
-        if key not in _MODULES:
-            _MODULES[key] = _execute(name, source, interpret)
-        return _MODULES[key]
+        return _execute(name, source, interpret)
 
 
 @contextmanager
@@ -104,6 +107,7 @@ def _method(function: Any) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: function(self, *args, **kwargs)
 
 
+@functools.lru_cache(maxsize=256)
 def _execute(name: str, source: str, interpret: bool) -> ModuleType:
     path = _write(name, source)
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
