@@ -171,6 +171,15 @@ def exponent(x):
 
 
 @triton.jit
+def any_true(condition):
+    """Whether any element is true."""
+    if condition.type.is_block():
+        return tl.max(condition.to(tl.int32)) > 0
+    else:
+        return condition
+
+
+@triton.jit
 def fmod_step(x, y):
     """One step of long division: x >= 0 less a multiple of y > 0, exactly; below y where x < 2**20 y."""
     apart = tl.maximum(exponent(x) - exponent(y) - 20, 0)
@@ -190,12 +199,8 @@ def fmod(x, y):
     endless = divisor == float("inf")
     divisor = tl.where(endless, 1.0, divisor)
     size = tl.where(endless, 0.0, size)
-    if x.type.is_block():
-        while tl.max((size >= divisor).to(tl.int32)) > 0:
-            size = tl.where(size >= divisor, fmod_step(size, divisor), size)
-    else:
-        while size >= divisor:
-            size = fmod_step(size, divisor)
+    while any_true(size >= divisor):
+        size = tl.where(size >= divisor, fmod_step(size, divisor), size)
     result = copysign(tl.where(endless, tl.abs(x), size), x)
     return tl.where(ok, result, float("nan"))
 

@@ -78,7 +78,7 @@ def lgamma_positive(x):
         y = tl.where(more, y - 1.0, y)
         product = tl.where(more, product * y, product)
     grown = tl.log(tl.where(far, x, product))
-    near = lgamma_two(y - 2.0) + tl.where(x < 1.5, grown * -1.0, grown)
+    near = lgamma_two(tl.where(x < 1.5, x - 1.0, y - 2.0)) + tl.where(x < 1.5, grown * -1.0, grown)
     z = tl.where(far, x, 8.0)
     return tl.where(far, (z - 0.5) * (grown - 1.0) + 0.4189385332046727 + stirling(z), near)
 
@@ -97,16 +97,52 @@ def digamma(x):
 
 @triton.jit
 def digamma_positive(x):
-    """digamma(x) for x >= 1/2: recurrence to 10, then the asymptotic series."""
-    y = x
-    top = tl.full(x.shape, 0.0, tl.float64)
-    bottom = tl.full(x.shape, 1.0, tl.float64)
-    for _ in tl.static_range(10):
-        more = y < 10.0
+    """digamma(x) for x >= 1/2: by recurrence to [1, 2] below 10, by the asymptotic series from there on."""
+    far = x >= 10.0
+    y = tl.where(far, 1.5, x)
+    top = tl.where(y < 1.0, -1.0, tl.full(x.shape, 0.0, tl.float64))
+    bottom = tl.where(y < 1.0, y, 1.0)
+    y = tl.where(y < 1.0, y + 1.0, y)
+    for _ in tl.static_range(8):
+        more = y > 2.0
+        y = tl.where(more, y - 1.0, y)
         top = tl.where(more, top * y + bottom, top)
         bottom = tl.where(more, bottom * y, bottom)
-        y = tl.where(more, y + 1.0, y)
-    w = 1.0 / (y * y)
+    near = digamma_root(y) + top / bottom
+    return tl.where(far, digamma_far(tl.where(far, x, 10.0)), near)
+
+
+@triton.jit
+def digamma_root(x):
+    """digamma(x) for 1 <= x <= 2, exact about its root."""
+    z = x - 1.5
+    p = z * 0.000252259050696488506 - 0.000378390789724885796
+    p = p * z + 0.000236501717193398146
+    p = p * z - 0.000354763520533719788
+    p = p * z + 0.000718410796904637793
+    p = p * z - 0.00107768639672342246
+    p = p * z + 0.00155807491372137622
+    p = p * z - 0.00233755264710311834
+    p = p * z + 0.00351875043619501355
+    p = p * z - 0.00528090306609060557
+    p = p * z + 0.00792697273564635838
+    p = p * z - 0.0119081465139767383
+    p = p * z + 0.0179072505636197744
+    p = p * z - 0.0269758000292536668
+    p = p * z + 0.0407608338843387033
+    p = p * z - 0.061922133190727069
+    p = p * z + 0.0949887244535418206
+    p = p * z - 0.148404923054858075
+    p = p * z + 0.240542484240784773
+    p = p * z - 0.423627421281457284
+    p = p * z + 0.95105587603183288
+    return p * ((x - 1.4616321449683622) - 9.5499954299656977e-17)
+
+
+@triton.jit
+def digamma_far(x):
+    """digamma(x) for x >= 10, by the asymptotic series (Bernoulli numbers)."""
+    w = 1.0 / (x * x)
     p = w * -0.44325980392156863 + 0.08333333333333333
     p = p * w - 0.021092796092796094
     p = p * w + 0.007575757575757576
@@ -114,4 +150,4 @@ def digamma_positive(x):
     p = p * w + 0.003968253968253968
     p = p * w - 0.008333333333333333
     p = p * w + 0.08333333333333333
-    return tl.log(y) - 0.5 / y - p * w - top / bottom
+    return tl.log(x) - 0.5 / x - p * w

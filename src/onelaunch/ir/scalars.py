@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.special as special
 
+from onelaunch.ir import incomplete
 from onelaunch.ir.numeric import (
     bessel_i1e,
     cast,
@@ -249,3 +250,12 @@ row("erf_inv", halves(erf_inv), "erf_inv({0})", prims=("erf_inv",))
 row("pow", wide(np.power), "power({0}, {1})")
 row("atan2", wide(np.arctan2), "atan2({0}, {1})", prims=("atan2",))
 row("logaddexp", wide(np.logaddexp), "logaddexp({0}, {1})", prims=("logaddexp",))
+row("igamma", wide(special.gammainc), "igamma({0}, {1})", prims=("igamma",))
+row("igammac", wide(special.gammaincc), "igammac({0}, {1})", prims=("igammac",))
+row("igamma_grad_a", wide(incomplete.igamma_grad_a), "igamma_grad_a({0}, {1})", prims=("igamma_grad_a",))
+row(
+    "random_gamma_grad", wide(incomplete.random_gamma_grad), "random_gamma_grad({0}, {1})", prims=("random_gamma_grad",)
+)
+row("betainc", wide(special.betainc), "betainc({0}, {1}, {2})", prims=("regularized_incomplete_beta",))
+row("zeta", wide(incomplete.zeta), "zeta({0}, {1})", prims=("zeta",))
+row("polygamma", wide(incomplete.polygamma), "polygamma({0}, {1})", prims=("polygamma",))
