@@ -74,7 +74,7 @@ def inline(b: Builder, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[
 
     outer = b.where
     for eqn in jaxpr.eqns:
-        b.where = compat.user_where(eqn.source_info) or outer
+        b.where = (compat.user_where(eqn.source_info) if b.places else None) or outer
         refuse_dtypes(b, eqn)
         outs = apply(b, eqn, [read(v) for v in eqn.invars])
         for var, out in zip(eqn.outvars, outs, strict=True):
@@ -115,7 +115,16 @@ def retrace(b: Builder, fun: Callable[..., Any], /, *args: Value, **static: Any)
         avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
         closed = b.memo[key] = jax.make_jaxpr(partial(fun, **static))(*avals)
     assert isinstance(closed, core.ClosedJaxpr)
-    return inline_closed(b, closed, args)
+    return inline_own(b, closed, args)
+
+
+def inline_own(b: Builder, closed: core.ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
+    """Inline what a rule traced: its equations stand at the place of the user's."""
+    before, b.places = b.places, False
+    try:
+        return inline_closed(b, closed, args)
+    finally:
+        b.places = before
 
 
 def raw(const: Any) -> np.ndarray:
@@ -163,7 +172,7 @@ def open_foreign(b: Builder, eqn: core.JaxprEqn, args: list[Value]) -> list[Valu
         closed = jax.make_jaxpr(lambda *xs: impl(*xs, **eqn.params))(*avals)
         if any(e.primitive.name == name for e in closed.jaxpr.eqns):
             return None
-        return inline_closed(b, closed, args)
+        return inline_own(b, closed, args)
     except FusionError:
         raise
     except Exception:  # an impl that can't be traced (it computes with concrete arrays): not openable

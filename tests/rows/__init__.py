@@ -1,0 +1,1 @@
+"""The rows of the table in ``cases``, one file a subject."""

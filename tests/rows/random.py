@@ -1,0 +1,111 @@
+"""Rows: random numbers, whose bits are exactly JAX's. Arguments are the raw words of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import threefry_2x32
+
+from rows.row import Row, f32, i32, key, normal, row
+
+KEYS = np.stack([key(1), key(2), key(3)])
+R = jax.random
+
+
+def typed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` of a typed key, from its words."""
+    return lambda words, *rest: fn(R.wrap_key_data(words), *rest)
+
+
+def over_keys(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda words: jax.vmap(fn)(R.wrap_key_data(words))
+
+
+def draws(shape: tuple[int, ...], dtype: Any = jnp.uint32) -> Callable[..., Any]:
+    return typed(lambda k: R.bits(k, shape, dtype))
+
+
+def classic(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` traced with the older, non-partitionable layout of bits."""
+
+    def traced(*args: Any) -> Any:
+        with jax.threefry_partitionable(False):
+            return fn(*args)
+
+    return traced
+
+
+def chain(words: Any) -> Any:
+    """A key split again and again in a loop."""
+
+    def step(k: Any, _: Any) -> Any:
+        k, sub = R.split(k)
+        return k, R.normal(sub, (3,))
+
+    k, xs = jax.lax.scan(step, R.wrap_key_data(words), None, length=4)
+    return R.key_data(k), xs
+
+
+ROWS: list[Row] = [
+    row("bits_scalar", draws(()), key()),
+    row("bits_one", draws((1,)), key(7)),
+    row("bits_odd", draws((7,)), key(7)),
+    row("bits_matrix", draws((3, 5)), key(2**40 + 3)),
+    row("bits_none", draws((0, 2)), key()),
+    row("bits_8", draws((5,), jnp.uint8), key(1)),
+    row("bits_16", draws((3, 3), jnp.uint16), key(1)),
+    row("bits_64", draws((3,), jnp.uint64), key(1), x64=True),
+    row("bits_batch", over_keys(lambda k: R.bits(k, (5,))), KEYS),
+    row("bits_batch_scalar", over_keys(lambda k: R.bits(k)), KEYS),
+    row("bits_raw_key", lambda k: R.bits(k, (4,)), key(5)),
+    *(row(f"bits_classic_{n}", classic(draws((n,))), key(3)) for n in (1, 4, 7)),
+    row("bits_classic_8", classic(draws((5,), jnp.uint8)), key(3)),
+    row("bits_classic_batch", classic(over_keys(lambda k: R.bits(k, (3,)))), KEYS),
+    row("split_classic", classic(lambda k: R.split(k, 3)), key(3)),
+    row("split", lambda k: R.split(k, 5), key(3)),
+    row("split_matrix", typed(lambda k: R.key_data(R.split(k, (2, 3)))), key(3)),
+    row("split_batch", over_keys(lambda k: R.key_data(R.split(k))), KEYS),
+    row("fold_in", lambda k, i: R.fold_in(k, i), key(3), np.int32(17)),
+    row("fold_in_batch", lambda k, i: jax.vmap(R.fold_in)(k, i), KEYS, i32(1, 2, -3)),
+    row("fold_in_counter", lambda k: jax.vmap(lambda i: R.fold_in(k, i))(jnp.arange(3)), key(1)),
+    row("seed", lambda s: R.key_data(R.key(s)), np.int32(-5)),
+    row("seed_batch", lambda s: jax.vmap(lambda i: R.key_data(R.key(i)))(s), i32(1, -1)),
+    row("seed_wide", lambda s: R.key_data(R.key(s)), np.int64(2**40 + 9), x64=True),
+    row("clone", typed(lambda k: R.bits(R.clone(k), (2,))), key(9)),
+    row("key_moves", lambda w: R.key_data(jnp.stack([R.wrap_key_data(w)[::2][1], R.wrap_key_data(w)[0]])), KEYS),
+    row("key_selected", lambda w, p: R.key_data(jnp.where(p, R.wrap_key_data(w)[0], R.wrap_key_data(w)[1])), KEYS, np.asarray(True)),
+    row("key_indexed", lambda w, i: R.bits(R.wrap_key_data(w)[i]), KEYS, np.int32(2)),
+    row("key_chain", chain, key(4), ulps=16),
+    row("threefry", lambda k: threefry_2x32(k, jnp.arange(5, dtype=jnp.uint32)), key(4)),
+    row("uniform", typed(lambda k: R.uniform(k, (7,), minval=-2, maxval=3)), key(1)),
+    row("uniform_f64", typed(lambda k: R.uniform(k, (5,), jnp.float64)), key(1), x64=True),
+    row("uniform_bf16", typed(lambda k: R.uniform(k, (5,), jnp.bfloat16)), key(1)),
+    row("normal", typed(lambda k: R.normal(k, (3, 5))), key(1), ulps=16),
+    row("normal_f16", typed(lambda k: R.normal(k, (5,), jnp.float16)), key(1)),
+    row("normal_batch", over_keys(lambda k: R.normal(k, (2,))), KEYS, ulps=16),
+    row("randint", typed(lambda k: R.randint(k, (9,), -5, 17)), key(1)),
+    row("randint_byte", typed(lambda k: R.randint(k, (5,), 0, 200, jnp.uint8)), key(1)),
+    row("bernoulli", typed(lambda k: R.bernoulli(k, 0.3, (9,))), key(1)),
+    row("exponential", typed(lambda k: R.exponential(k, (5,))), key(1), ulps=16),
+    row("laplace", typed(lambda k: R.laplace(k, (5,))), key(1), ulps=16),
+    row("gumbel", typed(lambda k: R.gumbel(k, (5,))), key(1), ulps=32),
+    row("truncated_normal", typed(lambda k: R.truncated_normal(k, -1, 2, (5,))), key(1), ulps=64),
+    row("categorical", typed(lambda k, x: R.categorical(k, x)), key(1), normal(4, 5)),
+    row("choice", typed(lambda k, x: R.choice(k, x, (4,))), key(1), normal(9)),
+    row("choice_weighted", typed(lambda k: R.choice(k, 5, (4,), p=jnp.arange(5.0) / 10)), key(1)),
+    row("permutation", typed(lambda k: R.permutation(k, 9)), key(1)),
+    row("permutation_rows", typed(lambda k, x: R.permutation(k, x)), key(1), normal(5, 2)),
+    row("gamma", typed(lambda k, a: R.gamma(k, a)), key(1), f32(0.3, 1, 2.5, 9), ulps=64),
+    row("gamma_scalar", typed(lambda k: R.gamma(k, 2.0, (3,))), key(1), ulps=64),
+    row("gamma_batch", lambda w, a: jax.vmap(R.gamma)(R.wrap_key_data(w), a), KEYS, normal(3, 2) ** 2, ulps=64),
+    row("loggamma", typed(lambda k, a: R.loggamma(k, a)), key(1), f32(0.3, 2.5), ulps=64),
+    row("beta", typed(lambda k: R.beta(k, 2.0, 3.0, (3,))), key(1), ulps=64),
+    row("dirichlet", typed(lambda k, a: R.dirichlet(k, a)), key(1), f32(1, 2, 3), ulps=64),
+    row("poisson", typed(lambda k, x: R.poisson(k, x)), key(1), f32(0.5, 4, 30)),
+    row("multivariate_normal", typed(lambda k, x: R.multivariate_normal(k, x, jnp.eye(3) * 2)), key(1), f32(1, 2, 3), ulps=64),
+    row("ball", typed(lambda k: R.ball(k, 3)), key(1), ulps=64),
+]
