@@ -42,7 +42,7 @@ def emit(program: Program, plan: str, num_warps: int, num_stages: int = 1) -> Ke
 
 
 def _buffers(program: Program) -> list[Buffer]:
-    return [*program.inputs, *program.outputs, *program.scratch]
+    return [b for b in (*program.inputs, *program.outputs, *program.scratch) if b.size]
 
 
 def _param(b: Buffer, name: str) -> Param:

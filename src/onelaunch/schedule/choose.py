@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from onelaunch.analyse.axes import Axes, values
+from onelaunch.analyse.axes import Axes
 from onelaunch.ir.nodes import Graph
-from onelaunch.schedule.homes import parallel_axis
+from onelaunch.schedule.homes import computed, parallel_axis
 from onelaunch.schedule.plan import Limits
 
 #: Programs that keep one H200 busy; below it features go to lanes, above it chains do.
@@ -31,7 +31,7 @@ def choose(graph: Graph, axes: Axes) -> Limits:
 
 def one_program(graph: Graph) -> Limits:
     """Limits for a program with no parallel axis: more warps where tiles are larger."""
-    widest = max((v.size for v in values(graph) if v.size <= 4096), default=1)
+    widest = max((v.size for v in computed(graph) if v.size <= 4096), default=1)
     warps = 1 if widest <= 128 else 4 if widest <= 2048 else 8
     return Limits(num_warps=warps)
 

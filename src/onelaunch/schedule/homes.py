@@ -14,16 +14,22 @@ from onelaunch.schedule.plan import Home, Limits, Plan
 
 def parallel_axis(graph: n.Graph, axes: Axes) -> tuple[Value, int] | None:
     """The parallel class that covers most elements, as one of its dims; None if none covers half of what is computed."""
-    computed = {v for node in n.walk(graph.block) if not isinstance(node, n.Move | n.Const | n.Iota) for v in n.outputs(node)}
-    best, cover = None, sum(v.size for v in computed) // 2
+    work = computed(graph)
+    best, cover = None, sum(v.size for v in work) // 2
     for root, members in axes.members.items():
         extent = root[0].shape[root[1]]
         if extent < 2 or axes.crossing(root) is not None:
             continue
-        total = sum(v.size for v in {v for v, _ in members} & computed)
+        total = sum(v.size for v in {v for v, _ in members} & work)
         if total > cover:
             best, cover = root, total
     return best
+
+
+def computed(graph: n.Graph) -> set[Value]:
+    """The values that arithmetic makes (not moved, stacked or carried ones)."""
+    kinds = n.Map | n.Reduce | n.Scan | n.Dot
+    return {v for node in n.walk(graph.block) if isinstance(node, kinds) for v in n.outputs(node)}
 
 
 def make_plan(graph: n.Graph, axes: Axes, limits: Limits, in_memory: Iterable[Value] = ()) -> Plan:
