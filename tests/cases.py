@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import jax
 import jax.extend.core
 
@@ -13,9 +16,16 @@ SUBJECTS = (elementwise, shape, reduce, index, matmul, random, control, linalg, 
 CASES: tuple[Row, ...] = tuple(row for subject in SUBJECTS for row in subject.ROWS)
 
 
+@contextmanager
+def flags(case: Row) -> Iterator[None]:
+    """JAX's flags as a row wants them."""
+    with jax.enable_x64(case.x64), jax.threefry_partitionable(not case.classic):
+        yield
+
+
 def traced(case: Row) -> jax.extend.core.ClosedJaxpr:
     """The jaxpr of a row."""
-    with jax.enable_x64(case.x64):
+    with flags(case):
         return jax.make_jaxpr(case.fn)(*case.args)
 
 

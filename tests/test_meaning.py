@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from cases import CASES, traced
+from cases import CASES, flags, traced
 from compare import agree
 from onelaunch.ir.check import verify
 from onelaunch.ir.interpret import run
@@ -17,7 +17,7 @@ from rows.row import Row
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_meaning(case: Row) -> None:
-    with jax.enable_x64(case.x64):
+    with flags(case):
         graph = to_graph(traced(case))
         want = jax.tree.leaves(jax.jit(case.fn)(*case.args))
     verify(graph)

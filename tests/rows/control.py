@@ -175,7 +175,7 @@ DERIVATIVES: list[Row] = [
     row("scan_jacobian", jax.jacrev(lambda c, xs: lax.scan(affine, c, xs)[0]), X, XS, **SUMS),
     row("scan_checkpointed", jax.grad(lambda c, xs: lax.scan(jax.checkpoint(affine), c, xs)[1].sum()), X, XS, **SUMS),
     row("while_jvp", lambda x: jax.jvp(lambda x: halve(x)[1], (x,), (x,)), X),
-    row("fori_gradient", jax.grad(lambda x: newton(f32(2, 3, 5), x).sum()), f32(1, 1, 1), ulps=64, floor=1),
+    row("fori_gradient", jax.grad(lambda x: lax.fori_loop(0, 3, lambda _, y: y - 0.1 * y**3, x).sum()), f32(1, 1, 1), ulps=64, floor=1),
     row("per_example_gradients", jax.vmap(jax.grad(energy), (0, None)), normal(2, 3), XS, **SUMS),
 ]
 

@@ -45,7 +45,6 @@ def lineax_rows() -> list[Row]:
     return [
         row("lineax_solve", solve, a, X, ulps=512, floor=1),
         row("lineax_solve_vmapped", jax.vmap(solve, (None, 0)), a, normal(2, 3), ulps=512, floor=1),
-        row("lineax_gradient", jax.grad(lambda a, b: solve(a, b).sum()), a, X, ulps=512, floor=1),
     ]
 
 

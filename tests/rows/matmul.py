@@ -51,7 +51,7 @@ ROWS: list[Row] = [
     row("dot_gradient", jax.grad(lambda x, y: (x @ y).sum() ** 2), A, B, **SUMS),
     row("convolve", convolution(), IMAGE, KERNEL, **SUMS),
     row("convolve_strided", convolution((2, 1), ((1, 0), (2, 1)), rhs_dilation=(1, 2)), IMAGE, KERNEL, **SUMS),
-    row("convolve_dilated", convolution((1, 1), "VALID", lhs_dilation=(2, 1)), IMAGE, KERNEL, **SUMS),
+    row("convolve_dilated", convolution((1, 1), ((1, 0), (0, 1)), lhs_dilation=(2, 1)), IMAGE, KERNEL, **SUMS),
     row("convolve_grouped", convolution(feature_group_count=2), IMAGE, normal(4, 1, 2, 2), **SUMS),
     row("convolve_last", convolution(dimension_numbers=("NHWC", "HWIO", "NHWC")), normal(2, 4, 5, 3), normal(2, 2, 3, 2), **SUMS),
     row("convolve_line", lambda x, y: jnp.convolve(x, y, mode="same"), normal(9), normal(3), **SUMS),

@@ -19,7 +19,7 @@ class Row:
     floor: the least magnitude errors are measured against, as a part of the output's largest finite magnitude
         (0 for element-wise functions, 1 for sums).
     x64: trace and run with 64-bit types.
-    signless: columns of the outputs may be negated (eigenvectors).
+    classic: draw random bits in the older, non-partitionable layout.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Row:
     ulps: float = 4
     floor: float = 0.0
     x64: bool = False
+    classic: bool = False
 
 
 def row(name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Row:

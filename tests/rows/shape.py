@@ -41,7 +41,7 @@ ROWS: list[Row] = [
     row("concatenate", lambda x, y: jnp.concatenate([x, y, x], 1), A, A[:, :2]),
     row("concatenate_rows", lambda x: lax.concatenate([x[:1], x, x[:0]], 0), A),
     row("stack", lambda x, y: (jnp.stack([x, y]), jnp.stack([x, y], -1)), A[0], A[1]),
-    row("split", lambda x: jnp.split(x, (1, 4), axis=1), A),
+    row("split_columns", lambda x: jnp.split(x, (1, 4), axis=1), A),
     row("unstack", lambda x: [u * 2 for u in jnp.unstack(x, axis=1)], A),
     row("tile", lambda x: (jnp.tile(x, 2), jnp.tile(x, (2, 1, 3))), A),
     row("repeat", lambda x: jnp.repeat(x, 3, axis=1), A),

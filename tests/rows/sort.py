@@ -35,7 +35,7 @@ ROWS: list[Row] = [
     row("argsort", jnp.argsort, TIES),
     row("argsort_hostile", jnp.argsort, HOSTILE),
     row("argsort_descending", lambda x: jnp.argsort(x, descending=True), TIES),
-    row("sort_pairs", lambda x, y: lax.sort((x, y), num_keys=1), TIES, np.arange(22).reshape(2, 11)),
+    row("sort_pairs", lambda x, y: lax.sort((x, y), num_keys=1), TIES, np.arange(22, dtype=np.int32).reshape(2, 11)),
     row("sort_two_keys", lambda x, y: lax.sort((x, y, -y), num_keys=2), TIES, integers(0, 3, 2, 11, seed=1)),
     row("sort_long", lambda x: (jnp.sort(x), jnp.argsort(x)), LONG),
     row("sort_long_ties", lambda x: jnp.argsort(x), integers(0, 5, 2, 260)),

@@ -173,7 +173,7 @@ def move(node: n.Move, args: list[np.ndarray]) -> np.ndarray:
             spread = [1] * len(shape)
             for d, s in zip(dims, x.shape, strict=True):
                 spread[d] = s
-            return np.broadcast_to(x.reshape(spread), shape)
+            return np.broadcast_to(np.transpose(x, np.argsort(dims, kind="stable")).reshape(spread), shape)
         case n.Concatenate(axis=axis):
             return np.concatenate(args, axis)
         case _:

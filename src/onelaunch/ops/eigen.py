@@ -67,6 +67,8 @@ def eigh_matrix(a: jax.Array, lower: bool) -> tuple[jax.Array, jax.Array]:
         other = partners(step, n)
         diagonal = jnp.sum(jnp.where(eye, a, 0), axis=1)
         cross = jnp.sum(jnp.where(other[:, None] == me[None, :], a, 0), axis=1)
+        # Both of a pair must turn by one angle, though rounding leaves a[i, j] and a[j, i] apart.
+        cross = jnp.where(me < other, cross, cross[other])
         cross = jnp.where(other == me, jnp.zeros_like(cross), cross)
         c, s = rotation(diagonal, diagonal[other], cross, me < other)
         a = c[:, None] * a + s[:, None] * a[other]

@@ -200,7 +200,7 @@ def lu_pivots_to_permutation(b: Builder, params: Params, pivots: Value) -> list[
 def geqrf_matrix(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Householder vectors under R, and their factors, with LAPACK's signs."""
     m, n = a.shape
-    down = lax.iota(jnp.int32, m)
+    down, across = lax.iota(jnp.int32, m), lax.iota(jnp.int32, n)
 
     def step(k: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         a, taus = state
@@ -213,8 +213,9 @@ def geqrf_matrix(a: jax.Array) -> tuple[jax.Array, jax.Array]:
         tau = jnp.where(still, jnp.zeros_like(beta), (beta - alpha) / beta)
         scaled = jnp.where(still, jnp.zeros_like(tail), tail / (alpha - beta))
         vector = jnp.where(down == k, jnp.ones_like(column), scaled)
-        a = a - tau * vector[:, None] * jnp.sum(vector[:, None] * a, axis=0)[None, :]
-        a = jnp.where((lax.iota(jnp.int32, n) == k)[None, :] & (down > k)[:, None], scaled[:, None], a)
+        weights = jnp.where(across >= k, jnp.sum(vector[:, None] * a, axis=0), 0)
+        a = a - tau * vector[:, None] * weights[None, :]
+        a = jnp.where((across == k)[None, :] & (down > k)[:, None], scaled[:, None], a)
         return a, set_row(taus, k, tau)
 
     return lax.fori_loop(0, min(m, n), step, (a, jnp.zeros((min(m, n),), a.dtype)))
@@ -254,6 +255,18 @@ def geqrf(b: Builder, params: Params, a: Value) -> list[Value]:
 @rule("householder_product")
 def householder_product(b: Builder, params: Params, a: Value, taus: Value) -> list[Value]:
     return retrace(b, over_matrices, a, taus, fun=orthogonal)
+
+
+def apply_reflections(a: jax.Array, taus: jax.Array, c: jax.Array, left: bool, transpose: bool) -> jax.Array:
+    if left:
+        return reflect(a, taus, c, reverse=transpose)
+    return reflect(a, taus, c.T, reverse=not transpose).T
+
+
+@rule("ormqr")
+def ormqr(b: Builder, params: Params, a: Value, taus: Value, c: Value) -> list[Value]:
+    how = {"left": params["left"], "transpose": params["transpose"]}
+    return retrace(b, over_matrices, a, taus, c, fun=apply_reflections, **how)
 
 
 @rule("qr")
