@@ -15,18 +15,20 @@ PROGRAMS = 132 * 4
 
 
 def choose(graph: Graph, axes: Axes) -> Limits:
-    """Limits by the extent of the parallel axis and by the sizes of values."""
+    """Limits by the extent of the parallel axis and by what else there is to spread over lanes."""
     batch = parallel_axis(graph, axes)
     if batch is None:
         return one_program(graph)
     extent = batch[0].shape[batch[1]]
-    if extent < 2:
-        return one_program(graph)
+    members = {v for v, _ in axes.members[axes.find(batch)]}
+    widest = max((v.size // (extent if v in members else 1) for v in computed(graph)), default=1)
+    if widest <= Limits.unroll_dim:
+        return Limits(lanes=min(32, _pow2_below(extent)), num_warps=1)
     if extent <= PROGRAMS:
         return dataclasses.replace(one_program(graph), lanes=1)
     if extent <= PROGRAMS * 8:
-        return Limits(unroll_dim=8, unroll_value=64, tile=4096, lanes=_pow2_below(max(1, extent // PROGRAMS)), num_warps=1)
-    return Limits(unroll_dim=32, unroll_value=256, tile=4096, lanes=32, num_warps=1)
+        return Limits(lanes=_pow2_below(extent // PROGRAMS), num_warps=1)
+    return Limits(unroll_dim=32, unroll_value=256, lanes=32, num_warps=1)
 
 
 def one_program(graph: Graph) -> Limits:
