@@ -27,13 +27,18 @@ PROGRAMS = ROOT / "tests" / "programs"
 # Programs whose path through the loop turns on the last digits (chaos, acceptance, line searches): at real size two
 # correct runs part ways, so only structure and types are compared there; every one is compared in full at small size.
 CHAOTIC = {
-    *("jaxmd309_lj_langevin", "mppi_pendulum_mpc", "lib_jaxscipy_bfgs", "lib_evosax_cmaes", "notion_ode_rk4_scan"),
+    *("jaxmd309_lj_langevin", "mppi_pendulum_mpc", "lib_jaxscipy_bfgs", "notion_ode_rk4_scan"),
     *("lib_blackjax597_nuts_normal", "lib_blackjax_hmc_smc62", "lib_numpyro204_bnn_hmc", "lib_qe1022_var_nuts_f64"),
     *("bartz136_gibbs_gamma", "jax29499_gp_random_walk", "pyprobml894_gibbs_ising", "lib_purejaxrl_ppo"),
     *("lib_optax1298_lbfgs", "jax24411_tiny_gpt_decode", "lib_gymnax_cartpole_rollout", "rl_cartpole_ppo_pure"),
     *("jax5006_neural_ode_train", "jumpproc429_gillespie_vmap", "lib_mctx107_search", "lib_dynamax_hmm_sample_viterbi"),
     *("jax4472_mlp_sgd_steps", "lib_optax319_adam_scan", "lib_flax_gru_nnx_train", "snn_lif_surrogate_train"),
 }
+
+# Results that are not unique: the signs of eigenvectors steer the search. Only structure and types are compared.
+AMBIGUOUS = {"lib_evosax_cmaes"}
+# Equinox checks errors by a callback to the host unless told to mark them as NaN; both contenders are told so.
+SETTINGS = {"EQX_ON_ERROR": "nan"}
 
 
 def names() -> list[str]:
@@ -69,7 +74,7 @@ def check(name: str, small: bool) -> dict[str, Any]:
     record["first_call_s"] = time.perf_counter() - start
     want = jax.jit(fn)(*args)
     agreement = compare(got, want)
-    loose = not small and name in CHAOTIC
+    loose = name in AMBIGUOUS or (not small and name in CHAOTIC)
     record |= {"problems": list(agreement.problems), "worst": agreement.worst, "compared": "types" if loose else "full"}
     if loose:
         record["problems"] = [p for p in agreement.problems if "instead of" in p]
@@ -98,7 +103,7 @@ def supervise(name: str, small: bool, limit_s: float) -> dict[str, Any]:
     missing = library(name)
     if missing:
         return {"case": name, "size": "small" if small else "real", "status": f"{missing} is not installed"}
-    env = {"ONELAUNCH_INTERPRET": "1", "JAX_PLATFORMS": "cpu"} if small else {}
+    env = SETTINGS | ({"ONELAUNCH_INTERPRET": "1", "JAX_PLATFORMS": "cpu"} if small else {})
     outcome = run_worker("cases.py", ["--one", name, *(["--small"] if small else [])], limit_s, env)
     record = outcome.records[-1] if outcome.records else {"case": name, "size": "small" if small else "real"}
     return record | {"status": outcome.status}

@@ -75,10 +75,11 @@ def explain(spec: str, args_from: str | None, target: str | None) -> None:
     parsed = parse_target(target)
     low = lower(spec, args_from)
     click.echo(f"{spec}: {low.launches} launch(es), {len(low.refusals)} refusal(s)\n")
-    click.echo(str(low.plan).rstrip())
     for refusal in low.refusals:
-        click.echo(f"\n{refusal}")
-    if parsed:
+        click.echo(str(refusal))
+    if low.launches:
+        click.echo(str(low.plan).rstrip())
+    if low.launches and parsed:
         click.echo(f"\n{resources(low, parsed)}")
 
 
@@ -89,7 +90,7 @@ def explain(spec: str, args_from: str | None, target: str | None) -> None:
 def emit(spec: str, args_from: str | None, output: Path | None) -> None:
     """Write the Triton module that a program becomes: readable, and runnable without onelaunch or JAX."""
     low = lower(spec, args_from)
-    if not low.source:
+    if not low.launches:
         raise click.ClickException(f"{spec} has no kernel; `onelaunch explain {spec}` says why")
     if output is None:
         show_source(low.source)
@@ -200,7 +201,7 @@ def lower(spec: str, args_from: str | None) -> Any:
     """The program of a command line, lowered."""
     program = find_program(spec, args_from)
     fn = program.fn
-    fused = fn if hasattr(fn, "lower") and hasattr(fn, "refusals") else api.fuse(fn)
+    fused = fn if isinstance(fn, api.fuse) else api.fuse(fn)
     try:
         return fused.lower(*program.args)
     except FusionError as error:
