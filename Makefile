@@ -51,7 +51,7 @@ tables: $(VENV)/.ready-test
 	$(BIN)/python bench/table.py --check
 
 coverage: $(VENV)/.ready-test
-	$(BIN)/python bench/cases.py
+	$(BIN)/python bench/programs.py
 
 docs: tour tables
 

@@ -24,7 +24,7 @@ Record = dict[str, Any]
 
 
 def newest(pattern: str) -> dict[str, Any] | None:
-    """The newest result file of a pattern that was measured on a GPU or, for cases-small, anywhere."""
+    """The newest result file of a pattern that was measured on a GPU or, for programs-small, anywhere."""
     found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(pattern))]
     found = [run for run in found if run["machine"]["gpu"] != "none" or "small" in pattern]
     return max(found, key=lambda run: run["machine"]["date"], default=None)
@@ -145,7 +145,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def coverage() -> str:
     """The programs of tests/programs: launches, refusals, agreement, and times where they were measured."""
-    small, real = newest("cases-small.json"), newest("cases-gpu.json")
+    small, real = newest("programs-small.json"), newest("programs-gpu.json")
     run = real or small
     if run is None:
         return "*Not measured yet: `make coverage` fills this table.*"

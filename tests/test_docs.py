@@ -45,3 +45,11 @@ def test_tables_are_those_of_the_results():
 def test_tour_is_what_the_stages_give():
     done = subprocess.run([sys.executable, "docs/make_tour.py", "--check"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_rows_shown_for_a_new_primitive_are_those_of_the_code():
+    shown = re.findall(
+        r"^```py\n(.*?)^```", (ROOT / "docs" / "add-a-primitive.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    code = "\n".join(path.read_text() for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py"))
+    assert shown and [block for block in shown if block not in code] == []

@@ -12,7 +12,20 @@ SRC = Path(__file__).parents[1] / "src"
 # Rooms in the order of the pipeline; a module belongs to the longest name that begins its own.
 ORDER = [
     *("errors", "options", "target", "store", "compat", "device", "ir", "ops", "trace", "rewrite", "analyse"),
-    *("place.space", "schedule", "place", "emit", "pipeline", "load", "build", "launch", "tune", "report", "kernels"),
+    *(
+        "place.nodes",
+        "place.space",
+        "schedule",
+        "place",
+        "emit",
+        "pipeline",
+        "load",
+        "build",
+        "launch",
+        "tune",
+        "report",
+        "kernels",
+    ),
     *("nn", "torch", "api", "cli"),
 ]
 FRAMEWORKS = {

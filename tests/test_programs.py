@@ -10,7 +10,7 @@ import pytest
 BENCH = Path(__file__).parents[1] / "bench"
 sys.path.insert(0, str(BENCH))
 
-import cases  # noqa: E402
+import programs  # noqa: E402
 
 # What is not one launch yet, and why; docs/coverage.md lists the same from a run. A program that leaves this list by
 # becoming one launch fails its test until it is deleted here.
@@ -19,13 +19,13 @@ SLOW: set[str] = set()
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in cases.names()]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in programs.names()]
 )
 def test_program_agrees_with_jax_in_the_interpreter(name: str) -> None:
-    missing = cases.library(name)
+    missing = programs.library(name)
     if missing:
         pytest.skip(f"{missing} is not installed")
-    record = cases.supervise(name, small=True, limit_s=300.0)
+    record = programs.supervise(name, small=True, limit_s=300.0)
     assert record["status"] == "ok"
     assert record["problems"] == []
     one_launch = record["launches"] == 1 and not record["refusals"]
@@ -33,6 +33,6 @@ def test_program_agrees_with_jax_in_the_interpreter(name: str) -> None:
 
 
 def test_every_program_is_listed() -> None:
-    index = (cases.PROGRAMS / "INDEX.md").read_text()
-    assert [name for name in cases.names() if f"| {name} |" not in index] == []
-    assert set(NOT_ONE_LAUNCH) | SLOW | cases.CHAOTIC <= set(cases.names())
+    index = (programs.PROGRAMS / "INDEX.md").read_text()
+    assert [name for name in programs.names() if f"| {name} |" not in index] == []
+    assert set(NOT_ONE_LAUNCH) | SLOW | programs.CHAOTIC <= set(programs.names())

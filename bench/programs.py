@@ -1,10 +1,10 @@
 """Every program of tests/programs through onelaunch: launches, refusals, agreement with JAX, and on a GPU the times.
 
-    python bench/cases.py [--small] [--only NAME ...] [--jobs N] [--limit SECONDS]
+    python bench/programs.py [--small] [--only NAME ...] [--jobs N] [--limit SECONDS]
 
 `--small` (the default without a GPU) runs the generated kernels in Triton's interpreter at the programs' tiny sizes;
 without it they run at real size on the GPU. Each program has a process of its own. The records go to
-bench/results/cases-small.json or cases-gpu.json; bench/table.py makes docs/coverage.md from them.
+bench/results/programs-small.json or programs-gpu.json; bench/table.py makes docs/coverage.md from them.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def supervise(name: str, small: bool, limit_s: float) -> dict[str, Any]:
     if missing:
         return {"case": name, "size": "small" if small else "real", "status": f"{missing} is not installed"}
     env = SETTINGS | ({"ONELAUNCH_INTERPRET": "1", "JAX_PLATFORMS": "cpu"} if small else {})
-    outcome = run_worker("cases.py", ["--one", name, *(["--small"] if small else [])], limit_s, env)
+    outcome = run_worker("programs.py", ["--one", name, *(["--small"] if small else [])], limit_s, env)
     record = outcome.records[-1] if outcome.records else {"case": name, "size": "small" if small else "real"}
     return record | {"status": outcome.status}
 
@@ -135,7 +135,7 @@ def main() -> None:
     unknown = sorted(set(chosen) - set(names()))
     if unknown:
         parser.error(f"no such program: {', '.join(unknown)}")
-    path = RESULTS / ("cases-small.json" if small else "cases-gpu.json")
+    path = RESULTS / ("programs-small.json" if small else "programs-gpu.json")
     records: list[dict[str, Any]] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for record in pool.map(lambda name: supervise(name, small, options.limit), chosen):
