@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import jax
 import jax.extend.core
 
+from rows import complex as complexes
 from rows import control, elementwise, foreign, index, linalg, matmul, random, reduce, shape, sort
 from rows.row import Row
 
-SUBJECTS = (elementwise, shape, reduce, index, matmul, random, control, linalg, sort, foreign)
+SUBJECTS = (elementwise, shape, reduce, index, matmul, random, control, linalg, sort, foreign, complexes)
 
 CASES: tuple[Row, ...] = tuple(row for subject in SUBJECTS for row in subject.ROWS)
 

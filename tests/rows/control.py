@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import linear_call
 
 from rows.row import Row, f32, i32, normal, row
 
@@ -162,6 +164,8 @@ CALLS: list[Row] = [
     row("call_custom_jvp_gradient", jax.grad(lambda x: clipped(x).sum()), X),
     row("call_custom_vjp", lambda x: doubled(x), X),
     row("call_custom_vjp_gradient", jax.grad(lambda x: doubled(x).sum()), X),
+    row("call_named", lambda x: checkpoint_name(jnp.sin(x), "sine"), X),
+    row("call_linear", lambda m, x: linear_call(lambda m, x: m @ x, lambda m, y: m.T @ y, m, x), MATRIX, X, **SUMS),
     row("call_closed", lambda x: lax.map(jax.checkpoint(jnp.tanh), x), X),
     row("call_linear_solve", solve, MATRIX, X, **SUMS),
     row("call_linear_solve_gradient", jax.grad(lambda m, b: solve(m, b).sum(), 1), MATRIX, X, **SUMS),

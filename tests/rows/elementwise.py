@@ -121,6 +121,8 @@ BINARY: dict[str, tuple[Any, tuple[np.ndarray, np.ndarray]]] = {
     "add_short": (lax.add, (integers(-(2**15), 2**15, 9, dtype=np.int16), np.full(9, 30000, np.int16))),
 }
 
+SHAPES = (f32(0.5, 1, 2.5, 7, 3), f32(0.2, 1, 3, 5, 9))
+
 #: special functions of f32: XLA and numpy each err by a few units
 LOOSE = {"lgamma": 64, "digamma": 64, "erf_inv": 16, "erfc": 32, "bessel_i0e": 16, "bessel_i1e": 16, "gelu": 16}
 LOOSE |= {"acosh": 16, "asinh": 16, "atanh": 16, "tan": 16, "sinh": 16, "cosh": 16, "pow": 16, "softplus": 16}
@@ -180,6 +182,10 @@ def double_rows() -> list[Row]:
 ROWS: list[Row] = [
     *(row(name, fn, x, ulps=LOOSE.get(name, 4), floor=float(name == "lgamma")) for name, (fn, x) in UNARY.items()),
     *(row(name, fn, *xs, ulps=LOOSE.get(name, 4)) for name, (fn, xs) in BINARY.items()),
+    row("igamma", lambda a, x: (lax.igamma(a, x), lax.igammac(a, x)), *SHAPES, ulps=256, floor=1),
+    row("igamma_gradient", lambda a, x: (lax.igamma_grad_a(a, x), lax.random_gamma_grad(a, x)), *SHAPES, ulps=512, floor=1),
+    row("zeta", lambda s, q: (lax.zeta(s + 1, q), lax.polygamma(jnp.round(s), q)), *SHAPES, ulps=512),
+    row("betainc", lambda a, x: lax.betainc(a, x, x / 10), *SHAPES, ulps=512, floor=1),
     row("compare", compare_all, *PAIRS),
     row("compare_int", compare_all, *NUMBERS),
     row("compare_bool", compare_all, TRUTH, TRUTH[::-1]),

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core.primitives import random_gamma_p
 from jax.extend.random import threefry_prng_impl
 
 from onelaunch.ir.builder import Builder
@@ -31,7 +32,7 @@ def threefry(b: Builder, aval: Any) -> Any:
 
 
 def over_keys(fun: Callable[..., Any], depth: int) -> Callable[..., Any]:
-    """``fun`` of one key (words) over ``depth`` leading dims of keys."""
+    """``fun`` of one key (words) over ``depth`` leading dims of keys (and of every other operand)."""
     for _ in range(depth):
         fun = jax.vmap(fun)
     return fun
@@ -80,6 +81,22 @@ def random_seed(b: Builder, params: Params, seeds: Value) -> list[Value]:
 @rule("random_fold_in")
 def random_fold_in(b: Builder, params: Params, keys: Value, data: Value) -> list[Value]:
     return retrace(b, fold_words, keys, data, impl=threefry(b, params["_in"][0]))
+
+
+def gamma_samples(words: jax.Array, alphas: jax.Array, log_space: bool) -> jax.Array:
+    """JAX's own sampler for one key and an array of shapes, over the dims of keys; each sample is a lane."""
+
+    def sample(words: jax.Array, alphas: jax.Array) -> jax.Array:
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        return random_gamma_p.impl(key, alphas, log_space=log_space, use_vmap=True)
+
+    return over_keys(sample, words.ndim - 1)(words, alphas)
+
+
+@rule("random_gamma")
+def random_gamma(b: Builder, params: Params, keys: Value, alphas: Value) -> list[Value]:
+    threefry(b, params["_in"][0])
+    return retrace(b, gamma_samples, keys, alphas, log_space=params["log_space"])
 
 
 @rule("iota_2x32_shape")

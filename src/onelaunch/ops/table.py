@@ -15,6 +15,7 @@ from onelaunch.errors import FusionError, Refusal
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
 from onelaunch.ir.types import TRITON_NAMES
+from onelaunch.ops.words import is_complex, is_compound, key_shape, raw
 
 Params = dict[str, Any]
 Rule = Callable[..., "Value | Sequence[Value]"]
@@ -24,18 +25,25 @@ RULES: dict[str, Rule] = {}
 #: primitive name -> (why, fix) for those refused by name
 REFUSED: dict[str, tuple[str, str]] = {}
 
-#: primitives that move elements whatever they are, typed keys among them
+#: primitive name -> rule, for equations with complex operands or results
+COMPLEX: dict[str, Rule] = {}
+
+#: primitives that move elements whatever they are, typed keys and complex numbers among them
 PHYSICAL = frozenset(
     "broadcast_in_dim concatenate dynamic_slice dynamic_update_slice expand_dims gather reshape rev scatter select_n "
     "slice split squeeze stack tile transpose unstack".split()
 )
 
+NO_COMPLEX = ("it has no rule for complex numbers", "Write it with real and imaginary parts.")
 NO_RULE = ("onelaunch has no rule for this primitive", "It stays in XLA; move it out of the fused function.")
 DTYPE_FIX = "It stays in XLA; use a real dtype of 8 to 64 bits."
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for primitives: ``rule(b, params, *operands)`` returns the output value(s)."""
+    """Register a rule for primitives: ``rule(b, params, *operands)`` returns the output value(s).
+
+    ``params`` are the equation's, and ``_eqn``, ``_in``, ``_out``: the equation itself and its avals.
+    """
 
     def register(fn: Rule) -> Rule:
         for name in names:
@@ -44,19 +52,6 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         return fn
 
     return register
-
-
-def is_key(aval: Any) -> bool:
-    """Whether an abstract value is a typed key (or an array of them)."""
-    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
-
-
-def key_shape(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of the raw array behind an abstract value: a typed key is its uint32 words as a last dim."""
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
-        words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-        return tuple(words.shape), np.dtype(words.dtype)
-    return tuple(aval.shape), np.dtype(aval.dtype)
 
 
 def inline(b: Builder, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
@@ -70,7 +65,7 @@ def inline(b: Builder, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[
         env[var] = arg
 
     def read(atom: Any) -> Value:
-        return b.array(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, core.Literal) else env[atom]
+        return literal(b, atom) if isinstance(atom, core.Literal) else env[atom]
 
     outer = b.where
     for eqn in jaxpr.eqns:
@@ -85,6 +80,14 @@ def inline(b: Builder, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[
     return [read(v) for v in jaxpr.outvars]
 
 
+def literal(b: Builder, atom: core.Literal) -> Value:
+    """A literal as constants: a complex one is its two parts."""
+    words = raw(np.asarray(atom.val, atom.aval.dtype))
+    if words.ndim != 1 or atom.aval.shape != ():
+        return b.array(words)
+    return b.concatenate([b.reshape(b.const(w, w.dtype), (1,)) for w in words], 0)
+
+
 def refuse(b: Builder, what: str, why: str, fix: str) -> NoReturn:
     """Stop: this equation can't become part of a kernel."""
     raise FusionError(Refusal(b.where, what, why, fix))
@@ -96,7 +99,7 @@ def refuse_dtypes(b: Builder, eqn: core.JaxprEqn) -> None:
         aval = var.aval
         if not hasattr(aval, "dtype"):
             refuse(b, eqn.primitive.name, f"it works on {aval}, which is not an array", "It stays in XLA.")
-        if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key) and aval.dtype not in TRITON_NAMES:
+        if key_shape(aval)[1] not in TRITON_NAMES:
             refuse(b, eqn.primitive.name, f"a kernel has no values of dtype {aval.dtype}", DTYPE_FIX)
 
 
@@ -127,32 +130,29 @@ def inline_own(b: Builder, closed: core.ClosedJaxpr, args: Sequence[Value]) -> l
         b.places = before
 
 
-def raw(const: Any) -> np.ndarray:
-    """A constant as numpy; typed keys become their words."""
-    if jax.dtypes.issubdtype(getattr(const, "dtype", np.dtype(float)), jax.dtypes.extended):
-        const = jax.random.key_data(const)
-    return np.asarray(const)
-
-
 def apply(b: Builder, eqn: core.JaxprEqn, args: list[Value]) -> Sequence[Value]:
     """Apply the rule of one equation; refuse by name what has none."""
     name = eqn.primitive.name
-    found = RULES.get(name)
+    avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    if name in PHYSICAL and any(map(is_compound, avals)):
+        return over_words(b, eqn, args)
+    rules = COMPLEX if any(map(is_complex, avals)) else RULES
+    found = rules.get(name)
+    if found is None and rules is COMPLEX:
+        refuse(b, name, *NO_COMPLEX)
     if found is None:
         opened = open_foreign(b, eqn, args)
         if opened is not None:
             return opened
         refuse(b, name, *REFUSED.get(name, NO_RULE))
-    if name in PHYSICAL and any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars)):
-        return over_words(b, eqn, args)
-    params = dict(eqn.params, _in=[v.aval for v in eqn.invars], _out=[v.aval for v in eqn.outvars])
+    params = dict(eqn.params, _eqn=eqn, _in=[v.aval for v in eqn.invars], _out=[v.aval for v in eqn.outvars])
     outs = found(b, params, *args)
     return (outs,) if isinstance(outs, Value) else tuple(outs)
 
 
 def over_words(b: Builder, eqn: core.JaxprEqn, args: list[Value]) -> list[Value]:
-    """Apply a primitive that moves typed keys to each of their words: it is batched over the words' dim."""
-    axes = tuple(-1 if is_key(v.aval) else None for v in eqn.invars)
+    """Apply a primitive that moves compound elements to each of their words: it is batched over the words' dim."""
+    axes = tuple(-1 if is_compound(v.aval) else None for v in eqn.invars)
 
     def bind(*xs: jax.Array) -> Any:
         return eqn.primitive.bind(*xs, **eqn.params)
