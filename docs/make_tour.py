@@ -67,8 +67,8 @@ def tour_trace(closed: Any, graph: Graph) -> str:
     return f"""## 2. `trace`: a Graph
 
 JAX traces the function to a jaxpr. Its equations become nodes by the rule table of `ops/`: calls are opened, random
-keys become words, and what JAX writes as {len(closed.jaxpr.eqns)} outer equations is {count(graph)} nodes of about a dozen kinds.
-`ir.show` prints a Graph; `ir.interpret` executes it in numpy.
+keys become words. What JAX writes as {len(closed.jaxpr.eqns)} outer equations is {count(graph)} nodes of about a dozen
+kinds. `ir.show` prints a Graph; `ir.interpret` executes it in numpy.
 
 {fenced(show.show(graph), keep=30)}"""
 
