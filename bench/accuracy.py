@@ -19,9 +19,8 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from scalar_cases import kernel  # noqa: E402
-
 from onelaunch.launch.interpreter import run  # noqa: E402
+from scalar_cases import kernel  # noqa: E402
 
 Real = Callable[..., object]
 
@@ -38,8 +37,8 @@ class Probe:
     note: str = ""
 
 
-def erfcx_tail(x: mp.mpf) -> mp.mpf:
-    return mp.erfc(x)
+def gammainc_slope(a: mp.mpf, x: mp.mpf) -> mp.mpf:
+    return mp.diff(lambda b: mp.gammainc(b, 0, x, regularized=True), a)
 
 
 def i_scaled(n: int) -> Real:
@@ -72,11 +71,15 @@ PROBES = (
     Probe("erfc", mp.erfc, ((-4, 9.1), (0.3, 0.7)), ((-6, 26), (0.3, 0.7))),
     Probe("erf_inv", mp.erfinv, ((-0.9, 0.9),), note="as XLA; towards +-1 the rounding of x² counts"),
     Probe("lgamma", lambda x: mp.log(abs(mp.gamma(x))), ((0.001, 100), (0.5, 3), (1e2, 1e6)), note="x > 0"),
-    Probe("digamma", mp.digamma, ((1.6, 100), (0.001, 1.3), (1e2, 1e6)), note="x > 0 but for the root at 1.46"),
+    Probe("digamma", mp.digamma, ((0.001, 100), (1, 2), (1e2, 1e6)), note="x > 0"),
     Probe("bessel_i0e", i_scaled(0), ((-8, 8), (8, 100), (100, 600))),
     Probe("bessel_i1e", i_scaled(1), ((-8, 8), (8, 100), (100, 600))),
     Probe("pow", mp.power, ((0.01, 10), (0.999, 1.001)), ((0.001, 100), (0.999, 1.001)), second=(-30, 30)),
     Probe("logaddexp", lambda x, y: mp.log(mp.exp(x) + mp.exp(y)), ((1, 50),), second=(1, 50)),
+    Probe("igamma", lambda a, x: mp.gammainc(a, 0, x, regularized=True), ((0.1, 20),), second=(0.1, 30)),
+    Probe("igammac", lambda a, x: mp.gammainc(a, x, mp.inf, regularized=True), ((0.1, 20),), second=(0.1, 30)),
+    Probe("zeta", mp.zeta, ((1.1, 10),), second=(0.1, 20)),
+    Probe("polygamma", lambda n, x: mp.psi(2, x), ((2, 2),), second=(0.1, 20), note="second derivative"),
 )
 
 

@@ -137,33 +137,34 @@ def logistic(x):
 
 
 @triton.jit
+def grown_parts(size):
+    """2**(n - 3) and p with e**size = 2**n (1 + p), for size >= 0; just above the largest finite sinh from there on."""
+    if size.dtype == tl.float64:
+        n, p = exp_parts(tl.minimum(size, 711.0))
+    else:
+        n, p = exp_parts(tl.minimum(size, 90.0))
+    return power_of_two(n - 3, size), p
+
+
+@triton.jit
 def sinh(x):
     """Hyperbolic sine: (E - 1/E) / 2 with E - 1 known to full precision."""
     size = tl.abs(x)
-    if x.dtype == tl.float64:
-        n, p = exp_parts(tl.minimum(size, 712.0))
-    else:
-        n, p = exp_parts(tl.minimum(size, 91.0))
-    quarter = power_of_two(n - 2, x)
-    part = quarter * p + (quarter - 0.25)
-    rest = div(part, part * 4.0 + 1.0)
-    result = 2.0 * (part + tl.where(size < 30.0, rest, 0.25))
-    result = tl.where((size == float("inf")) | (size != size), size, result)
-    return copysign(tl.where(size == 0.0, size, result), x)
+    eighth, p = grown_parts(size)
+    part = eighth * p + (eighth - 0.125)
+    rest = div(part, part * 8.0 + 1.0)
+    result = 4.0 * (part + tl.where(size < 30.0, rest, 0.125))
+    return copysign(tl.where((size > 0.0) & (size < float("inf")), result, size), x)
 
 
 @triton.jit
 def cosh(x):
     """Hyperbolic cosine."""
     size = tl.abs(x)
-    if x.dtype == tl.float64:
-        n, p = exp_parts(tl.minimum(size, 712.0))
-    else:
-        n, p = exp_parts(tl.minimum(size, 91.0))
-    quarter = power_of_two(n - 2, x)
-    grown = quarter * p + quarter
-    result = 2.0 * (grown + div(0.0 * grown + 0.0625, grown))
-    return tl.where((size == float("inf")) | (size != size), size, result)
+    eighth, p = grown_parts(size)
+    part = eighth * p + eighth
+    result = 4.0 * (part + 0.015625 * reciprocal(part))
+    return tl.where(size < float("inf"), result, size)
 
 
 @triton.jit
@@ -190,7 +191,7 @@ def acosh(x):
     large = x > 1.0e8
     y = tl.where(large, 1.0, x) - 1.0
     near = log1p(y + sqrt(2.0 * y + y * y))
-    return tl.where(large, log(x) + 0.693147180559945309, near)
+    return tl.where(large, log(x) + 0.693147180559945309, tl.where(x >= 1.0, near, float("nan")))
 
 
 @triton.jit
@@ -207,6 +208,7 @@ def power(x, y):
     broken = tl.floor(y) != y
     odd = (broken == 0) & (tl.floor(y * 0.5) != y * 0.5)
     result = power_of_positive(size, y)
+    result = tl.where((size == 1.0) & (y == y), 1.0, result)
     result = tl.where((x < 0.0) & broken & (size < float("inf")), float("nan"), result)
     result = tl.where(odd, copysign(result, x), result)
     return tl.where((x == 1.0) | (y == 0.0), 1.0, result)

@@ -219,23 +219,29 @@ def order_key(x):
 def reduce_precision(x, exponent_bits, mantissa_bits):
     """x rounded to a float format of fewer bits (to nearest even, overflow to infinity, denormals to zero)."""
     bits = as_int(x)
+    one = (bits ^ bits) + 1
     if x.dtype == tl.float64:
         width: tl.constexpr = 52
         bias: tl.constexpr = 1023
-        size = bits & 0x7FFFFFFFFFFFFFFF
-        infinity = (bits ^ bits) + 0x7FF0000000000000
-    else:
+    elif x.dtype == tl.float32:
         width: tl.constexpr = 23
         bias: tl.constexpr = 127
-        size = bits & 0x7FFFFFFF
-        infinity = (bits ^ bits) + 0x7F800000
-    one = (bits ^ bits) + 1
+    elif x.dtype == tl.float16:
+        width: tl.constexpr = 10
+        bias: tl.constexpr = 15
+    else:
+        width: tl.constexpr = 7
+        bias: tl.constexpr = 127
+    infinity = (one * (2 * bias + 1)) << width
+    size = bits & ((one << (x.dtype.primitive_bitwidth - 1)) - 1)
     drop = one * width - mantissa_bits.to(bits.dtype)
-    odd = (size >> drop) & 1
-    rounded = ((size + (one << tl.maximum(drop - 1, 0)) - 1 + odd) >> drop) << drop
+    kept = tl.maximum(drop, 1)
+    rounded = ((size + (one << (kept - 1)) - 1 + ((size >> kept) & 1)) >> kept) << kept
     rounded = tl.where(drop > 0, rounded, size)
-    top = (one << (exponent_bits.to(bits.dtype) - 1)) - 1
-    full = top >= bias
-    rounded = tl.where((rounded >= ((top + bias + 1) << width)) & (full == 0), infinity, rounded)
-    rounded = tl.where((rounded < ((one * bias - top + 1) << width)) & (full == 0), 0, rounded)
-    return tl.where(x == x, copysign(rounded.to(x.dtype, bitcast=True), x), x)
+    top = (one << tl.minimum(exponent_bits.to(bits.dtype) - 1, 11)) - 1
+    narrow = top < bias
+    top = tl.minimum(top, bias)
+    rounded = tl.where(narrow & (rounded >= ((top + bias + 1) << width)), infinity, rounded)
+    rounded = tl.where(narrow & (rounded < ((one * bias - top + 1) << width)), 0, rounded)
+    rounded = rounded | (bits ^ size)
+    return tl.where(size > infinity, bits, rounded).to(x.dtype, bitcast=True)

@@ -21,10 +21,42 @@ def lgamma_reflected(x, mirror):
     size = tl.abs(x)
     near = lgamma_two(size) - tl.log(size * (1.0 + size))
     apart = x - round_even(x)
-    wave = tl.abs(tl.sin(3.141592653589793 * apart))
+    wave = tl.abs(sin_turns(apart))
     far = 1.1447298858494002 - tl.log(wave) - mirror
     result = tl.where((x > 0.0) | (x == 0.0), near, far)
     return tl.where(size == float("inf"), float("inf"), tl.where(apart == 0.0, float("inf"), result))
+
+
+@triton.jit
+def sin_turns(x):
+    """sin(pi x) for |x| <= 1/2 (f64)."""
+    z = x * x
+    p = z * -2.22837121606969689e-8 + 7.94853903737232084e-7
+    p = p * z - 0.0000219152503018513743
+    p = p * z + 0.000466302787459327273
+    p = p * z - 0.00737043094370213585
+    p = p * z + 0.0821458866109935574
+    p = p * z - 0.599264529320786899
+    p = p * z + 2.55016403987734534
+    p = p * z - 5.16771278004997003
+    p = p * z + 3.14159265358979324
+    return p * x
+
+
+@triton.jit
+def cos_turns(x):
+    """cos(pi x) for |x| <= 1/2 (f64), small only absolutely near 1/2."""
+    z = x * x
+    p = z * -1.34352129509532007e-7 + 4.30072417273484693e-6
+    p = p * z - 0.000104637416817521383
+    p = p * z + 0.00192957418728123483
+    p = p * z - 0.025806891376592964
+    p = p * z + 0.23533063035799502
+    p = p * z - 1.33526276885455496
+    p = p * z + 4.05871212641676754
+    p = p * z - 4.9348022005446793
+    p = p * z + 1.0
+    return p
 
 
 @triton.jit
@@ -89,8 +121,8 @@ def digamma(x):
     y = x.to(tl.float64)
     low = y < 0.5
     result = digamma_positive(tl.where(low, 1.0 - y, y))
-    apart = (y - round_even(y)) * 3.141592653589793
-    reflected = result - 3.141592653589793 * tl.cos(apart) / tl.sin(apart)
+    apart = y - round_even(y)
+    reflected = result - 3.141592653589793 * cos_turns(apart) / sin_turns(apart)
     result = tl.where(low, reflected, result)
     return tl.where(low & (apart == 0.0), float("nan"), result).to(x.dtype)
 

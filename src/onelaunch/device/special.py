@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from onelaunch.device.exponential import exp, log1p
-from onelaunch.device.floating import as_int, copysign, div, sqrt
+from onelaunch.device.floating import as_int, copysign, div, maximum, sqrt
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def erfc(x):
 def bessel_i0e(x):
     """e**-|x| I0(x); f32 is computed in f64."""
     size = tl.abs(x).to(tl.float64)
-    return tl.where(size <= 8.0, i0e_near(size), i0e_far(tl.maximum(size, 8.0))).to(x.dtype)
+    return tl.where(size <= 8.0, i0e_near(size), i0e_far(maximum(size, 8.0))).to(x.dtype)
 
 
 @triton.jit
@@ -146,7 +146,7 @@ def i0e_far(x):
 def bessel_i1e(x):
     """e**-|x| I1(x); f32 is computed in f64."""
     size = tl.abs(x).to(tl.float64)
-    result = tl.where(size <= 8.0, i1e_near(size), i1e_far(tl.maximum(size, 8.0)))
+    result = tl.where(size <= 8.0, i1e_near(size), i1e_far(maximum(size, 8.0)))
     return copysign(result.to(x.dtype), x)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 import scipy.special as special
 
@@ -184,17 +185,20 @@ def nextafter(x: Array, y: Array) -> Array:
 
 def reduce_precision(x: Array, exponent_bits: Array, mantissa_bits: Array) -> Array:
     """x rounded to a format of fewer bits: to nearest even, overflow to infinity, denormals to zero."""
-    width, bias = {2: (10, 15), 4: (23, 127), 8: (52, 1023)}[x.dtype.itemsize]
-    e, m = exponent_bits.astype(np.int64), mantissa_bits.astype(np.int64)
-    y = x.astype(np.float64)
-    fraction, power = np.frexp(y)
-    bits = np.minimum(m, width) + 1
-    y = np.ldexp(np.rint(np.ldexp(fraction, bits)), power - bits) if np.all(m < width) else y
-    top = (np.int64(1) << (e - 1)) - 1
-    small = np.abs(y) < np.ldexp(1.0, np.maximum(1 - top, -1022))
-    big = np.abs(y) >= np.ldexp(1.0, np.minimum(top, 1023)) * 2.0
-    y = np.where((top < bias) & big, np.copysign(np.inf, y), np.where((top < bias) & small, np.copysign(0.0, y), y))
-    return np.where(np.isfinite(x), y, x).astype(x.dtype)
+    info = ml_dtypes.finfo(x.dtype)
+    width, bias = info.nmant, int(info.maxexp) - 1
+    bits = signed(x).astype(np.int64)
+    size = bits & np.int64((1 << (8 * x.dtype.itemsize - 1)) - 1)
+    infinity = np.int64((2 * bias + 1) << width)
+    drop = width - mantissa_bits.astype(np.int64)
+    kept = np.maximum(drop, 1)
+    rounded = ((size + (np.int64(1) << (kept - 1)) - 1 + ((size >> kept) & 1)) >> kept) << kept
+    rounded = np.where(drop > 0, rounded, size)
+    top = np.minimum((np.int64(1) << np.minimum(exponent_bits.astype(np.int64) - 1, 11)) - 1, bias)
+    rounded = np.where((top < bias) & (rounded >= ((top + bias + 1) << width)), infinity, rounded)
+    rounded = np.where((top < bias) & (rounded < ((bias - top + 1) << width)), 0, rounded)
+    result = np.where(size > infinity, bits, rounded | (bits ^ size))
+    return result.astype(signed(x).dtype).view(x.dtype)
 
 
 def rotate(x: Array, n: int) -> Array:

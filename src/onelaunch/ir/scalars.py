@@ -160,7 +160,7 @@ row("round_even", halves(np.rint), "round_even({0})")
 row("round_away", halves(round_away), "round_away({0})")
 row("is_finite", quiet(np.isfinite), "is_finite({0})", result="bool", prims=("is_finite",))
 row("nextafter", quiet(nextafter), nextafter_text, half="native", prims=("nextafter",))
-row("reduce_precision", quiet(reduce_precision), "reduce_precision({0}, {1}, {2})")
+row("reduce_precision", quiet(reduce_precision), "reduce_precision({0}, {1}, {2})", half="native")
 
 # --- comparisons ------------------------------------------------------------------------------------------------------
 
