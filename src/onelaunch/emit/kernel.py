@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class Kernel:
     """
 
     name: str
-    source: str
+    source: str = field(repr=False)
     params: tuple[Param, ...]
     grid: tuple[int, ...]
     num_warps: int = 4

@@ -43,11 +43,19 @@ def inline_any(b: Builder, callee: Any, args: Sequence[Value]) -> list[Value]:
     return inline(b, callee, (), args)
 
 
+def scan_counts(params: Params) -> tuple[int, int]:
+    """Where a scan's operands part into constants, carries and xs; JAX 0.11 says it by a tree of placeholders."""
+    if "ft_in" in params:
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(consts), len(consts) + len(carry)
+    return params["num_consts"], params["num_consts"] + params["num_carry"]
+
+
 @rule("scan")
 def scan(b: Builder, params: Params, *args: Value) -> list[Value]:
     """xs are read at index i, ys are arrays carried along and written at index i."""
     jaxpr, trip, reverse = params["jaxpr"], int(params["length"]), params["reverse"]
-    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+    first, last = scan_counts(params)
     consts, init, xs = args[:first], args[first:last], args[last:]
     stacked = [key_shape(aval) for aval in params["_out"][len(init) :]]
     if trip == 0:
