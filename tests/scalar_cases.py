@@ -105,7 +105,7 @@ CASES: tuple[Case, ...] = (
     Case("tanh", ulp=6),
     Case("asinh", low=-100, high=100),
     Case("acosh", low=1, high=100, ulp=6),
-    Case("atanh", low=-1, high=1, ulp=64),
+    Case("atanh", low=-1, high=1, ulp=128),
     Case("erf", low=-4, high=4, ulp=6),
     Case("erfc", low=-4, high=9, ulp=40),
     Case("erf_inv", low=-1, high=1, ulp=32),

@@ -221,21 +221,23 @@ def erf_inv(x):
     """Inverse error function: M. Giles, "Approximating the erfinv function", GPU Computing Gems 2 (2011)."""
     w = log1p(x * x * -1.0) * -1.0
     if x.dtype == tl.float64:
-        root = sqrt(w)
-        p = tl.where(w < 16.0, erf_inv_tail(root - 3.25), erf_inv_far(root - 5.0))
-        p = tl.where(w < 6.25, erf_inv_centre(w - 3.125), p)
+        p = erf_inv_centre(w - 3.125)
+        if any_true(w >= 6.25):  # one draw in 500
+            root = sqrt(w)
+            outer = tl.where(w < 16.0, erf_inv_tail(root - 3.25), erf_inv_far(root - 5.0))
+            p = tl.where(w < 6.25, p, outer)
     else:
         near = w < 5.0
         w = tl.where(near, w - 2.5, sqrt(w) - 3.0)
-        p = tl.where(near, 2.81022636e-08, -0.000200214257 + w * 0.0)
-        p = tl.where(near, 3.43273939e-07, 0.000100950558 + w * 0.0) + p * w
-        p = tl.where(near, -3.5233877e-06, 0.00134934322 + w * 0.0) + p * w
-        p = tl.where(near, -4.39150654e-06, -0.00367342844 + w * 0.0) + p * w
-        p = tl.where(near, 0.00021858087, 0.00573950773 + w * 0.0) + p * w
-        p = tl.where(near, -0.00125372503, -0.0076224613 + w * 0.0) + p * w
-        p = tl.where(near, -0.00417768164, 0.00943887047 + w * 0.0) + p * w
-        p = tl.where(near, 0.246640727, 1.00167406 + w * 0.0) + p * w
-        p = tl.where(near, 1.50140941, 2.83297682 + w * 0.0) + p * w
+        p = tl.where(near, 2.81022636e-08, -0.000200214257)
+        p = tl.where(near, 3.43273939e-07, 0.000100950558) + p * w
+        p = tl.where(near, -3.5233877e-06, 0.00134934322) + p * w
+        p = tl.where(near, -4.39150654e-06, -0.00367342844) + p * w
+        p = tl.where(near, 0.00021858087, 0.00573950773) + p * w
+        p = tl.where(near, -0.00125372503, -0.0076224613) + p * w
+        p = tl.where(near, -0.00417768164, 0.00943887047) + p * w
+        p = tl.where(near, 0.246640727, 1.00167406) + p * w
+        p = tl.where(near, 1.50140941, 2.83297682) + p * w
     return tl.where(tl.abs(x) == 1.0, x * float("inf"), p * x)
 
 
