@@ -284,14 +284,18 @@ def atanh_excess(s, s_low):
 
 @triton.jit
 def power_of_positive(x, y):
-    """x**y for x >= 0: e**(y log(x)) with the exponent in two parts."""
+    """x**y for x >= 0: e**(y log(x)), with the exponent in two parts where a rounded one would cost over 2 ulp."""
     plain = (x > 0.0) & (x < float("inf"))
-    high, low = log_parts(tl.where(plain, x, 1.0))
-    p = y * high
-    p_low = tl.fma(y, high, p * -1.0) + y * low
-    finite = tl.abs(p) < 1.0e4
+    base = tl.where(plain, x, 1.0)
+    p = y * log(base)
     result = exp(p)
-    result = tl.where(finite & (result < float("inf")), result + result * tl.where(finite, p_low, 0.0), result)
+    if any_true((tl.abs(p) > 2.0) & plain):
+        high, low = log_parts(base)
+        p = y * high
+        p_low = tl.fma(y, high, p * -1.0) + y * low
+        finite = tl.abs(p) < 1.0e4
+        result = exp(p)
+        result = tl.where(finite & (result < float("inf")), result + result * tl.where(finite, p_low, 0.0), result)
     up = (y > 0.0) == (x > 0.0)
     result = tl.where(plain, result, tl.where(up, float("inf"), 0.0).to(x.dtype))
     return tl.where((x == x) & (y == y), result, x + y)

@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 FUNCTIONS: dict[str, Function] = {}
 
 #: primitives that do the same to either part
-PARTWISE = "add sub neg add_any reduce_sum cumsum pad scatter-add scatter-sub".split()
+PARTWISE = ["add", "sub", "neg", "add_any", "reduce_sum", "cumsum", "pad", "scatter-add", "scatter-sub"]
 #: rules that hand values on, whatever they are
 WHOLE = (control.call, control.scan, control.while_, control.cond, shape.identity)
 

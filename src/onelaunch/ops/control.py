@@ -28,8 +28,22 @@ REFUSED["pure_callback"] = (
 CALLEES = ("call_jaxpr", "jaxpr", "fun_jaxpr")
 
 
-@rule("jit", "pjit", "closed_call", "core_call", "call", "custom_jvp_call", "custom_vjp_call",
-      "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "xla_call", "named_call", "core_closed_call")
+@rule(
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "remat",
+    "remat2",
+    "checkpoint",
+    "xla_call",
+    "named_call",
+    "core_closed_call",
+)
 def call(b: Builder, params: Params, *args: Value) -> list[Value]:
     """A call: its jaxpr in place."""
     callee = next(params[k] for k in CALLEES if k in params)

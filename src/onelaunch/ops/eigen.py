@@ -36,7 +36,9 @@ def rotation(mine: jax.Array, theirs: jax.Array, cross: jax.Array, first: jax.Ar
     return c, jnp.where(first, -tangent, tangent) * c
 
 
-def sweeps(state: tuple, turn: Callable[[jax.Array, tuple], tuple], n: int, done: Callable[[tuple], jax.Array]) -> tuple:
+def sweeps(
+    state: tuple, turn: Callable[[jax.Array, tuple], tuple], n: int, done: Callable[[tuple], jax.Array]
+) -> tuple:
     """Repeat whole tournaments of ``turn`` until ``done`` or SWEEPS of them."""
     rounds = n + n % 2 - 1
 

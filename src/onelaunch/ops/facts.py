@@ -71,7 +71,7 @@ def iota_dim(b: Builder, x: Value) -> int | None:
 
 def wrapped_iota(b: Builder, node: n.Map) -> int | None:
     """The dim of select(i < 0, i + n, i): indices that count up from 0 are never negative."""
-    pred, negative, kept = node.args
+    pred, _negative, kept = node.args
     dim = iota_dim(b, kept)
     test = b.defs.get(pred)
     if dim is None or not isinstance(test, n.Map) or test.fn != "lt" or kept.shape != node.outs[0].shape:

@@ -13,12 +13,38 @@ from onelaunch.ops.table import REFUSED, Params, inline_closed, rule
 COLLECTIVE = ("it talks to other devices, and a kernel runs on one", "Keep it outside the fused function.")
 REFERENCE = ("it reads or writes a mutable reference", "Use functional updates: x.at[i].set(value).")
 
-for _name in (
-    "all_gather all_gather_invariant all_gather_reduced all_to_all axis_index pbroadcast pmax pmin ppermute precv psend "
-    "psum psum_invariant ragged_all_to_all reduce_scatter shard_map unreduced_psum unreduced_reduce_scatter"
-).split():
+for _name in [
+    "all_gather",
+    "all_gather_invariant",
+    "all_gather_reduced",
+    "all_to_all",
+    "axis_index",
+    "pbroadcast",
+    "pmax",
+    "pmin",
+    "ppermute",
+    "precv",
+    "psend",
+    "psum",
+    "psum_invariant",
+    "ragged_all_to_all",
+    "reduce_scatter",
+    "shard_map",
+    "unreduced_psum",
+    "unreduced_reduce_scatter",
+]:
     REFUSED[_name] = COLLECTIVE
-for _name in "accum_grad_in_ref addupdate empty_ref free_ref freeze get new_ref run_state swap".split():
+for _name in [
+    "accum_grad_in_ref",
+    "addupdate",
+    "empty_ref",
+    "free_ref",
+    "freeze",
+    "get",
+    "new_ref",
+    "run_state",
+    "swap",
+]:
     REFUSED[_name] = REFERENCE
 REFUSED |= {
     "fft": ("a Fourier transform has no rule", "It stays in XLA; a small one can be written as a matrix product."),

@@ -26,7 +26,7 @@ Mode = lax.GatherScatterMode
 
 def box(b: Builder, shape: Sequence[int], starts: Sequence[Value], sizes: Sequence[int]) -> tuple[Window, list[Value]]:
     """The window of a dynamic slice; a dim taken whole has no start."""
-    moving = [d for d, (n, s) in enumerate(zip(shape, sizes)) if n != s]
+    moving = [d for d, (n, s) in enumerate(zip(shape, sizes, strict=True)) if n != s]
     start = [moving.index(d) if d in moving else None for d in range(len(shape))]
     none = (None,) * len(shape)
     window = Window(tuple(range(len(shape))), tuple(start), none, (), tuple(int(s) for s in sizes))
@@ -37,9 +37,9 @@ def box(b: Builder, shape: Sequence[int], starts: Sequence[Value], sizes: Sequen
 def dynamic_slice(b: Builder, params: Params, x: Value, *starts: Value) -> Value:
     sizes = params["slice_sizes"]
     known = [known_scalar(b, s) for s in starts]
-    if all(n == s or k is not None for n, s, k in zip(x.shape, sizes, known)):
-        firsts = [min(max(int(k or 0), 0), n - s) for n, s, k in zip(x.shape, sizes, known)]
-        return x if tuple(sizes) == x.shape else b.slice(x, firsts, [f + s for f, s in zip(firsts, sizes)])
+    if all(n == s or k is not None for n, s, k in zip(x.shape, sizes, known, strict=True)):
+        firsts = [min(max(int(k or 0), 0), n - s) for n, s, k in zip(x.shape, sizes, known, strict=True)]
+        return x if tuple(sizes) == x.shape else b.slice(x, firsts, [f + s for f, s in zip(firsts, sizes, strict=True)])
     window, moving = box(b, x.shape, starts[: x.ndim], sizes)
     return b.gather(x, moving, window, sizes)
 

@@ -40,5 +40,5 @@ def dot_general(b: Builder, params: Params, lhs: Value, rhs: Value) -> Value:
 
 
 def tensor_precision(precision: Any) -> str:
-    """"tf32" only where the user named a TF32 algorithm; every other precision is exact f32 products."""
+    """ "tf32" only where the user named a TF32 algorithm; every other precision is exact f32 products."""
     return "tf32" if precision == Preset.TF32_TF32_F32 else "ieee"

@@ -11,8 +11,21 @@ from onelaunch.ir.nodes import Value
 from onelaunch.ops.table import Params, refuse, rule
 
 
-@rule("copy", "copy_p", "stop_gradient", "optimization_barrier", "sharding_constraint", "device_put", "name",
-      "pvary", "reshard", "layout_constraint", "mesh_cast", "to_edtype", "from_edtype")
+@rule(
+    "copy",
+    "copy_p",
+    "stop_gradient",
+    "optimization_barrier",
+    "sharding_constraint",
+    "device_put",
+    "name",
+    "pvary",
+    "reshard",
+    "layout_constraint",
+    "mesh_cast",
+    "to_edtype",
+    "from_edtype",
+)
 def identity(b: Builder, params: Params, *xs: Value) -> tuple[Value, ...]:
     """Primitives that hand their operands on."""
     return xs
@@ -110,9 +123,9 @@ def tile(b: Builder, params: Params, x: Value) -> Value:
     reps = tuple(params["reps"])
     shape = (1,) * (len(reps) - x.ndim) + x.shape
     reps = (1,) * (len(shape) - len(reps)) + reps
-    wide = tuple(v for r, s in zip(reps, shape) for v in (r, s))
+    wide = tuple(v for r, s in zip(reps, shape, strict=True) for v in (r, s))
     spread = b.broadcast(b.reshape(x, shape), wide, [2 * d + 1 for d in range(len(shape))])
-    return b.reshape(spread, [r * s for r, s in zip(reps, shape)])
+    return b.reshape(spread, [r * s for r, s in zip(reps, shape, strict=True)])
 
 
 @rule("iota")
@@ -129,4 +142,6 @@ def empty(b: Builder, params: Params) -> Value:
 
 @rule("create_token", "after_all")
 def token(b: Builder, params: Params, *xs: Value) -> Value:
-    refuse(b, "create_token", "ordered effects have no place in a kernel", "Keep the effect outside the fused function.")
+    refuse(
+        b, "create_token", "ordered effects have no place in a kernel", "Keep the effect outside the fused function."
+    )

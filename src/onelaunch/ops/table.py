@@ -30,8 +30,25 @@ COMPLEX: dict[str, Rule] = {}
 
 #: primitives that move elements whatever they are, typed keys and complex numbers among them
 PHYSICAL = frozenset(
-    "broadcast_in_dim concatenate dynamic_slice dynamic_update_slice expand_dims gather reshape rev scatter select_n "
-    "slice split squeeze stack tile transpose unstack".split()
+    [
+        "broadcast_in_dim",
+        "concatenate",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "expand_dims",
+        "gather",
+        "reshape",
+        "rev",
+        "scatter",
+        "select_n",
+        "slice",
+        "split",
+        "squeeze",
+        "stack",
+        "tile",
+        "transpose",
+        "unstack",
+    ]
 )
 
 NO_COMPLEX = ("it has no rule for complex numbers", "Write it with real and imaginary parts.")

@@ -83,26 +83,29 @@ def reduce(b: Builder, params: Params, *operands: Value) -> Sequence[Value]:
 
 def shifted(x: jax.Array, sizes: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> Iterator[jax.Array]:
     """For each place in the window, row-major, the element of ``x`` (padded already) there in every window."""
-    counts = [(n - (w - 1) * d - 1) // s + 1 for n, w, s, d in zip(x.shape, sizes, strides, dilation)]
+    counts = [(n - (w - 1) * d - 1) // s + 1 for n, w, s, d in zip(x.shape, sizes, strides, dilation, strict=True)]
     for place in itertools.product(*(range(w) for w in sizes)):
-        starts = [p * d for p, d in zip(place, dilation)]
-        limits = [f + (c - 1) * s + 1 for f, c, s in zip(starts, counts, strides)]
+        starts = [p * d for p, d in zip(place, dilation, strict=True)]
+        limits = [f + (c - 1) * s + 1 for f, c, s in zip(starts, counts, strides, strict=True)]
         yield lax.slice(x, starts, limits, strides)
 
 
 def pad_with(x: jax.Array, fill: jax.Array, padding: Pairs, dilation: Sequence[int]) -> jax.Array:
-    return lax.pad(x, fill, [(lo, hi, d - 1) for (lo, hi), d in zip(padding, dilation)])
+    return lax.pad(x, fill, [(lo, hi, d - 1) for (lo, hi), d in zip(padding, dilation, strict=True)])
 
 
 def window_rows(*operands: jax.Array, combine: Any, rank: int, **how: Any) -> list[jax.Array]:
     """Windowed reduction of several arrays; ``combine`` is a function of two arrays or a closed jaxpr."""
     half = len(operands) // 2
-    padded = [pad_with(x, i, how["padding"], how["base_dilation"]) for x, i in zip(operands[:half], operands[half:])]
+    padded = [
+        pad_with(x, i, how["padding"], how["base_dilation"])
+        for x, i in zip(operands[:half], operands[half:], strict=True)
+    ]
     sizes, strides, dilation = how["window_dimensions"], how["window_strides"], how["window_dilation"]
     join = jaxpr_function(combine, rank) if isinstance(combine, core.ClosedJaxpr) else combine
-    places = zip(*(shifted(x, sizes, strides, dilation) for x in padded))
+    places = zip(*(shifted(x, sizes, strides, dilation) for x in padded), strict=True)
     first = next(places)
-    start = [jnp.broadcast_to(i, f.shape) for i, f in zip(operands[half:], first)]
+    start = [jnp.broadcast_to(i, f.shape) for i, f in zip(operands[half:], first, strict=True)]
     joined = list(join(*start, *first))
     for items in places:
         joined = list(join(*joined, *items))
@@ -142,7 +145,7 @@ def bound(dtype: np.dtype, least: bool) -> Any:
     """The identity of max (``least``) or of min."""
     if jnp.issubdtype(dtype, jnp.floating):
         return -np.inf if least else np.inf
-    if dtype == bool:
+    if np.dtype(dtype).kind == "b":
         return not least
     return jnp.iinfo(dtype).min if least else jnp.iinfo(dtype).max
 
@@ -170,18 +173,20 @@ def scatter_rows(source: jax.Array, x: jax.Array, *, select: str, sizes: Any, st
     padded = pad_with(x, jnp.zeros((), x.dtype), padding, ones)
     real = pad_with(jnp.ones(x.shape, bool), jnp.zeros((), bool), padding, ones)
     best, winner = jnp.zeros(source.shape, x.dtype), jnp.full(source.shape, -1, jnp.int32)
-    places = zip(shifted(padded, sizes, strides, ones), shifted(real, sizes, strides, ones))
+    places = zip(shifted(padded, sizes, strides, ones), shifted(real, sizes, strides, ones), strict=True)
     for at, (value, inside) in enumerate(places):
         taken = inside & ((winner < 0) | ~wins(best, value))
         best, winner = jnp.where(taken, value, best), jnp.where(taken, at, winner)
     total = jnp.zeros(padded.shape, source.dtype)
     for at, place in enumerate(itertools.product(*(range(w) for w in sizes))):
         part = jnp.where(winner == at, source, jnp.zeros_like(source))
-        room = [n - p - ((c - 1) * s + 1) for n, p, c, s in zip(padded.shape, place, source.shape, strides)]
-        config = [(p, r, s - 1) for p, r, s in zip(place, room, strides)]
+        room = [
+            n - p - ((c - 1) * s + 1) for n, p, c, s in zip(padded.shape, place, source.shape, strides, strict=True)
+        ]
+        config = [(p, r, s - 1) for p, r, s in zip(place, room, strides, strict=True)]
         total = total + lax.pad(part, jnp.zeros((), source.dtype), config)
     starts = [lo for lo, _ in padding]
-    return lax.slice(total, starts, [lo + n for lo, n in zip(starts, x.shape)])
+    return lax.slice(total, starts, [lo + n for lo, n in zip(starts, x.shape, strict=True)])
 
 
 @rule("select_and_scatter_add")
@@ -196,7 +201,9 @@ def select_and_scatter_add(b: Builder, params: Params, source: Value, x: Value) 
 # --- convolution ---------------------------------------------------------------------------------------------
 
 
-def convolve(x: jax.Array, kernel: jax.Array, *, specs: Any, how: Any, groups: int, precision: Any, dtype: Any) -> jax.Array:
+def convolve(
+    x: jax.Array, kernel: jax.Array, *, specs: Any, how: Any, groups: int, precision: Any, dtype: Any
+) -> jax.Array:
     """A convolution as one dot for each place of the kernel."""
     strides, padding, lhs_dilation, rhs_dilation = how
     x = x.transpose(specs[0])  # batch, channels, space...
@@ -208,7 +215,7 @@ def convolve(x: jax.Array, kernel: jax.Array, *, specs: Any, how: Any, groups: i
     ones = (1,) * 3
     places = shifted(x, ones + space, ones + tuple(strides), ones + tuple(rhs_dilation))
     terms = []
-    for part, place in zip(places, itertools.product(*(range(w) for w in space))):
+    for part, place in zip(places, itertools.product(*(range(w) for w in space)), strict=True):
         weights = kernel[(..., *place)]  # groups, out, in
         numbers = (((2,), (2,)), ((1,), (0,)))
         terms.append(lax.dot_general(part, weights, numbers, precision=precision, preferred_element_type=dtype))

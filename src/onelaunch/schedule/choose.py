@@ -28,7 +28,7 @@ def choose(graph: Graph, axes: Axes) -> Limits:
         return dataclasses.replace(one_program(graph), lanes=1)
     if extent <= PROGRAMS * 8:
         return Limits(lanes=_pow2_below(extent // PROGRAMS), num_warps=1)
-    return Limits(unroll_dim=32, unroll_value=256, lanes=32, num_warps=1)
+    return Limits(unroll_dim=32, unroll_value=256, lanes=32, num_warps=1, held=32)
 
 
 def one_program(graph: Graph) -> Limits:

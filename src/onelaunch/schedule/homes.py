@@ -81,6 +81,24 @@ def fits(v: Value, dims: tuple[str, ...], limits: Limits) -> bool:
     return pieces <= limits.unroll_value and tile * max(1, limits.lanes if "batch" in dims else 1) <= limits.tile
 
 
+def _held_through_loops(graph: n.Graph, dims: dict[Value, tuple[str, ...]]) -> set[Value]:
+    """Values made before a loop, the same in all lanes of the grid axis, that the loop reads."""
+    found: set[Value] = set()
+
+    def visit(block: n.Block, outside: set[Value]) -> None:
+        known = set(outside)
+        for node in block.nodes:
+            if isinstance(node, n.Loop):
+                used = {v for inner in n.blocks(node) for child in inner.nodes for v in n.uses(child)}
+                found.update(v for v in used & known if "batch" not in dims[v])
+            for inner in n.blocks(node):
+                visit(inner, known)
+            known.update(n.outputs(node))
+
+    visit(graph.block, set())
+    return found
+
+
 class _Families:
     """Union-find of values that share storage if they live in memory."""
 
@@ -111,6 +129,9 @@ def _homes(graph: n.Graph, limits: Limits, dims: dict[Value, tuple[str, ...]], f
             continue
         big_stack = v in stacked and (v.size > limits.small_stack or families.find(v) in results)
         if big_stack or not fits(v, dims[v], limits):
+            memory.add(families.find(v))
+    for v in _held_through_loops(graph, dims):
+        if v.size * v.dtype.itemsize > limits.held and v not in inline and v not in inputs:
             memory.add(families.find(v))
     lazy = _lazy(graph, families)
     home = {}

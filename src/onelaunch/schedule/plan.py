@@ -31,6 +31,8 @@ class Limits:
     work: int = 16384
     lanes: int = 0
     num_warps: int = 1
+    #: bytes that one value, the same in every lane, may hold in registers through a loop it does not change in
+    held: int = 1 << 20
     #: elements of stacked output (scan's ys) up to which they may stay in registers
     small_stack: int = 64
 
