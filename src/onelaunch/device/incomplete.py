@@ -14,7 +14,8 @@ def gamma_density(a, x):
     large = a >= 8.0
     b = tl.where(large, a, 8.0)
     t = (x - b) / b
-    far = (0.5 * tl.log(b) - 0.9189385332046727) - b * (t - log1p(t)) - stirling(b)
+    grown = tl.where(tl.abs(t) < 0.5, log1p(tl.where(tl.abs(t) < 0.5, t, 0.0)), tl.log(x / b))
+    far = (0.5 * tl.log(b) - 0.9189385332046727) - b * (t - grown) - stirling(b)
     b = tl.where(large, 1.0, a)
     small = tl.where(b < 0.5, b + 1.0, b)
     scale = tl.where(b < 0.5, b, 1.0)

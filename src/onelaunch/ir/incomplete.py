@@ -17,7 +17,8 @@ def gamma_density(a: Array, x: Array) -> Array:
     rest = (
         1 / 12 - w * (1 / 360 - w * (1 / 1260 - w * (1 / 1680 - w * (1 / 1188 - w * (691 / 360360 - w / 156)))))
     ) / b
-    far = 0.5 * np.log(b / (2 * np.pi)) - b * (t - np.log1p(t)) - rest
+    grown = np.where(np.abs(t) < 0.5, np.log1p(np.maximum(t, -0.5)), np.log(x / b))
+    far = 0.5 * np.log(b / (2 * np.pi)) - b * (t - grown) - rest
     return np.exp(np.where(large, far, special.xlogy(a, x) - x - special.gammaln(a)))
 
 
