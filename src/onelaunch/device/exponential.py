@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from onelaunch.device.floating import as_int, copysign, div, ldexp, maximum, power_of_two, reciprocal, sqrt
+from onelaunch.device.floating import any_true, as_int, copysign, div, ldexp, maximum, power_of_two, reciprocal, sqrt
 
 
 @triton.jit
@@ -289,13 +289,15 @@ def power_of_positive(x, y):
     base = tl.where(plain, x, 1.0)
     p = y * log(base)
     result = exp(p)
-    if any_true((tl.abs(p) > 2.0) & plain):
+    far = (tl.abs(p) > 2.0) & plain
+    if any_true(far):
         high, low = log_parts(base)
-        p = y * high
-        p_low = tl.fma(y, high, p * -1.0) + y * low
-        finite = tl.abs(p) < 1.0e4
-        result = exp(p)
-        result = tl.where(finite & (result < float("inf")), result + result * tl.where(finite, p_low, 0.0), result)
+        product = y * high
+        rest = tl.fma(y, high, product * -1.0) + y * low
+        finite = tl.abs(product) < 1.0e4
+        grown = exp(product)
+        grown = tl.where(finite & (grown < float("inf")), grown + grown * tl.where(finite, rest, 0.0), grown)
+        result = tl.where(far, grown, result)
     up = (y > 0.0) == (x > 0.0)
     result = tl.where(plain, result, tl.where(up, float("inf"), 0.0).to(x.dtype))
     return tl.where((x == x) & (y == y), result, x + y)

@@ -130,15 +130,14 @@ def mul_high(x, y):
 def to_int(x, dtype: tl.constexpr):
     """A float as an integer of ``dtype``: cut toward zero, saturated, NaN becomes 0."""
     bits: tl.constexpr = dtype.primitive_bitwidth
+    limit: tl.constexpr = 2.0 ** (bits - 1) if dtype.is_int_signed() else 2.0**bits
     if dtype.is_int_signed():
         low = tl.full((), -(1 << (bits - 1)), dtype)
         high = tl.full((), (1 << (bits - 1)) - 1, dtype)
-        limit: tl.constexpr = 2.0 ** (bits - 1)
         inside = (x > -limit) & (x < limit)
     else:
         low = tl.full((), 0, dtype)
         high = tl.full((), (1 << bits) - 1, dtype)
-        limit: tl.constexpr = 2.0**bits
         inside = (x > 0.0) & (x < limit)
     if bits < 32:
         whole = tl.where(inside, x, 0.0).to(tl.int32).to(dtype)

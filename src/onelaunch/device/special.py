@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from onelaunch.device.exponential import exp, log1p
-from onelaunch.device.floating import as_int, copysign, div, maximum, sqrt
+from onelaunch.device.floating import any_true, as_int, copysign, div, maximum, sqrt
 
 
 @triton.jit

@@ -1,9 +1,11 @@
 """The numpy meaning of the incomplete gamma function's derivative, which scipy lacks, and of polygamma and zeta."""
 
+# mypy: disable-error-code="no-any-return, no-untyped-call"
+# numpy and scipy give Any where a dtype is not known before the call.
 from __future__ import annotations
 
 import numpy as np
-import scipy.special as special
+import scipy.special as special  # type: ignore[import-untyped]
 
 Array = np.ndarray
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.special as special
+import scipy.special as special  # type: ignore[import-untyped]
 
 from onelaunch.ir import incomplete
 from onelaunch.ir.numeric import (

@@ -8,7 +8,8 @@ from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
 from onelaunch.ir.scalars import SCALARS
 from onelaunch.ir.types import TRITON_NAMES, is_bool
-from onelaunch.ops.table import Params, Rule, key_shape, rule
+from onelaunch.ops.table import Params, Rule, rule
+from onelaunch.ops.words import key_shape
 
 INT32 = np.dtype("int32")
 
@@ -52,6 +53,19 @@ def integer_pow(b: Builder, params: Params, x: Value) -> Value:
             factor = b.map("square", factor)
     assert result is not None
     return b.map("div", b.const(1, x.dtype), result) if params["y"] < 0 else result
+
+
+@rule("log2")
+def log2(b: Builder, params: Params, x: Value) -> Value:
+    """As JAX lowers it: the natural logarithm over log 2."""
+    return b.map("mul", b.map("log", x), b.const(1.4426950408889634, x.dtype))
+
+
+@rule("one_minus_square")
+def one_minus_square(b: Builder, params: Params, x: Value) -> Value:
+    """(1 + x) (1 - x): exact where x is near 1."""
+    one = b.const(1, x.dtype)
+    return b.map("mul", b.map("add", one, x), b.map("sub", one, x))
 
 
 @rule("select_n")
