@@ -8,7 +8,9 @@ import numpy as np
 
 def agree(got: np.ndarray, want: np.ndarray, ulps: float, floor: float, what: str) -> None:
     """Assert equal dtype, shape and values: integers exactly, floats within ``ulps`` (see ``rows.row.Row``)."""
-    assert (got.dtype, got.shape) == (want.dtype, want.shape), f"{what}: {got.dtype}{got.shape}, {want.dtype}{want.shape}"
+    assert (got.dtype, got.shape) == (want.dtype, want.shape), (
+        f"{what}: {got.dtype}{got.shape}, {want.dtype}{want.shape}"
+    )
     if got.dtype.kind == "c":
         agree(got.real, want.real, ulps, floor, f"{what} (real)")
         agree(got.imag, want.imag, ulps, floor, f"{what} (imag)")

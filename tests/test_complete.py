@@ -17,13 +17,16 @@ from onelaunch.trace import to_graph
 ALL = set(RULES) | set(COMPLEX)
 
 #: Rules whose primitives a row can't reach, and why.
+OTHER_VERSIONS = (
+    "copy_p eval_jaxpr expand_dims log2 logaddexp mulhi one_minus_square polynomial random_gamma_grad"
+)
 UNREACHED = {
-    "older names of JAX's calls": "call closed_call checkpoint core_call core_closed_call custom_vjp_call_jaxpr named_call "
-    "pjit remat xla_call",
+    "of other versions of JAX": OTHER_VERSIONS,
+    "older names of JAX's calls": "call closed_call checkpoint core_call core_closed_call custom_vjp_call_jaxpr "
+    "named_call pjit remat xla_call",
     "older names of scatters": "scatter_add scatter_max scatter_min scatter_mul scatter_sub",
-    "another name in other versions of JAX": "copy_p expand_dims logaddexp mulhi",
-    "only under shard_map or explicit sharding": "from_edtype layout_constraint mesh_cast pvary reshard sharding_constraint "
-    "to_edtype",
+    "only under shard_map or explicit sharding": "from_edtype layout_constraint mesh_cast pvary reshard "
+    "sharding_constraint to_edtype",
     "ordered effects": "after_all create_token",
 }
 
@@ -52,7 +55,7 @@ def test_every_rule_has_a_row() -> None:
     excused = {name for names in UNREACHED.values() for name in names.split()}
     inside = {"random_unwrap", "random_wrap", "iota_2x32_shape", "threefry2x32"}  # reached through rules only
     assert sorted(ALL - covered() - excused - inside) == []
-    assert sorted(excused & covered()) == []
+    assert sorted((excused - set(OTHER_VERSIONS.split())) & covered()) == []
     assert sorted(excused - ALL) == []
 
 

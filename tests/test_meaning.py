@@ -24,7 +24,7 @@ def test_meaning(case: Row) -> None:
     assert show(graph)
     got = run(graph, [raw(a) for a in case.args])
     assert len(got) == len(want)
-    for i, (x, y) in enumerate(zip(got, want)):
+    for i, (x, y) in enumerate(zip(got, want, strict=True)):
         agree(x, raw(y), case.ulps, case.floor, f"{case.name}[{i}]")
 
 

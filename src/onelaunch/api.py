@@ -21,6 +21,7 @@ from onelaunch.emit.kernel import Kernel
 from onelaunch.errors import BuildError, FusionError, OptionError, Refusal
 from onelaunch.ir.nodes import Graph
 from onelaunch.launch import jax as launch
+from onelaunch.ops.words import from_words, to_words
 from onelaunch.pipeline import compile_graph
 from onelaunch.rewrite import rewrite
 from onelaunch.schedule.plan import Plan
@@ -76,27 +77,19 @@ class Program:
         return core.jaxpr_as_fun(self.closed)(*args)
 
     def by_kernel(self, *args: Any) -> list[Any]:
-        """The program as one launch; typed keys go in and come out as their words."""
+        """The program as one launch; typed keys and complex numbers go in and come out as their words."""
         kernel = self.fused.kernel
         assert kernel is not None
-        words = [jax.random.key_data(a) if _is_key(a) else a for a in args]
+        words = [to_words(a) for a in args]
         inputs = [a for a in (*words, *map(jnp.asarray, self.fused.consts)) if a.size]
         found = iter(launch.call(kernel, *inputs) if any(p.role == "out" for p in kernel.params) else ())
         outs = []
         for aval in self.closed.out_avals:
-            if _is_key(aval):
-                outs.append(jax.random.wrap_key_data(next(found), impl=KEY_NAMES[str(aval.dtype)]))
+            if aval.size:
+                outs.append(from_words(aval, next(found)))
             else:
-                outs.append(next(found) if aval.size else jnp.zeros(aval.shape, aval.dtype))
+                outs.append(jnp.zeros(aval.shape, aval.dtype))
         return outs
-
-
-def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-#: The name of a key's implementation by its dtype's.
-KEY_NAMES = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 
 @fused_p.def_abstract_eval

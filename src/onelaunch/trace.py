@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import keyword
+import re
+
 from jax.extend import core
 
 from onelaunch import ops
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Block, Graph
 from onelaunch.ops import table
+from onelaunch.ops.words import key_shape
+
+
+def identifier(name: str) -> str:
+    """A function's name as a name for its kernel: ``<lambda>`` becomes ``lambda_``."""
+    word = re.sub(r"\W+", "_", name).strip("_") or "kernel"
+    word = f"_{word}" if word[0].isdigit() else word
+    return f"{word}_" if keyword.iskeyword(word) else word
 
 
 def to_graph(closed: core.ClosedJaxpr, name: str = "kernel") -> Graph:
@@ -16,7 +27,7 @@ def to_graph(closed: core.ClosedJaxpr, name: str = "kernel") -> Graph:
     b = Builder()
     params = []
     for var in closed.jaxpr.invars:
-        shape, dtype = table.key_shape(var.aval)
+        shape, dtype = key_shape(var.aval)
         params.append(b.value(shape, dtype))
     results = table.inline_closed(b, closed, params)
-    return Graph(name, tuple(params), tuple(b.consts), Block(tuple(b.nodes), tuple(results)))
+    return Graph(identifier(name), tuple(params), tuple(b.consts), Block(tuple(b.nodes), tuple(results)))

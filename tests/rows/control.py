@@ -33,7 +33,9 @@ def halve(x: Any, limit: Any = 0.01) -> Any:
 
 
 def collatz(n: Any) -> Any:
-    return lax.while_loop(lambda s: s[0] > 1, lambda s: (jnp.where(s[0] % 2 == 0, s[0] // 2, 3 * s[0] + 1), s[1] + 1), (n, 0))
+    return lax.while_loop(
+        lambda s: s[0] > 1, lambda s: (jnp.where(s[0] % 2 == 0, s[0] // 2, 3 * s[0] + 1), s[1] + 1), (n, 0)
+    )
 
 
 def newton(a: Any, x: Any) -> Any:
@@ -117,8 +119,16 @@ LOOPS: list[Row] = [
     row("scan_no_outputs", lambda c, xs: lax.scan(lambda c, x: (c + x, None), c, xs)[0], X, XS, **SUMS),
     row("scan_no_carry", lambda xs: lax.scan(lambda _, x: (None, x * 2), None, xs)[1], XS),
     row("scan_unrolled", scan(unroll=2), X, XS, **SUMS),
-    row("scan_trees", lambda c, xs: lax.scan(lambda c, x: ({"a": c["a"] + x[0]}, x[1]), {"a": c}, (xs, xs * 2)), X, XS, **SUMS),
-    row("scan_constants", lambda w, c, xs: lax.scan(lambda c, x: (jnp.tanh(c @ w + x), c), c, xs), MATRIX, X, XS, **SUMS),
+    row(
+        "scan_trees",
+        lambda c, xs: lax.scan(lambda c, x: ({"a": c["a"] + x[0]}, x[1]), {"a": c}, (xs, xs * 2)),
+        X,
+        XS,
+        **SUMS,
+    ),
+    row(
+        "scan_constants", lambda w, c, xs: lax.scan(lambda c, x: (jnp.tanh(c @ w + x), c), c, xs), MATRIX, X, XS, **SUMS
+    ),
     row("scan_dtypes", lambda xs: lax.scan(lambda c, x: ((c[0] + 1, c[1] ^ (x[0] > 0)), c), (0, True), xs), XS),
     row("scan_vmapped", jax.vmap(scan()), normal(2, 3), normal(2, 5, 3), **SUMS),
     row("scan_vmapped_carry", jax.vmap(scan(), (0, None)), normal(2, 3), XS, **SUMS),
@@ -140,7 +150,13 @@ LOOPS: list[Row] = [
     row("fori_zero_trips", lambda x: lax.fori_loop(3, 3, lambda i, c: c + 1, x), X),
     row("loops_in_loops", nested, np.float32(2), **SUMS),
     row("loops_in_loops_vmapped", jax.vmap(nested), X, **SUMS),
-    row("loop_invariants", lambda w, x: lax.fori_loop(0, 3, lambda i, c: c * jax.nn.softplus(w).sum() * 0.1, x), MATRIX, X, **SUMS),
+    row(
+        "loop_invariants",
+        lambda w, x: lax.fori_loop(0, 3, lambda i, c: c * jax.nn.softplus(w).sum() * 0.1, x),
+        MATRIX,
+        X,
+        **SUMS,
+    ),
     row("loop_f64", lambda x: lax.fori_loop(0, 9, lambda i, c: c * 0.1 + 1 / 3, x), X.astype(np.float64), x64=True),
     row("logistic_map", lambda x: lax.fori_loop(0, 8, lambda i, c: 3.7 * c * (1 - c), x), f32(0.1, 0.5), ulps=512),
 ]
@@ -179,7 +195,13 @@ DERIVATIVES: list[Row] = [
     row("scan_jacobian", jax.jacrev(lambda c, xs: lax.scan(affine, c, xs)[0]), X, XS, **SUMS),
     row("scan_checkpointed", jax.grad(lambda c, xs: lax.scan(jax.checkpoint(affine), c, xs)[1].sum()), X, XS, **SUMS),
     row("while_jvp", lambda x: jax.jvp(lambda x: halve(x)[1], (x,), (x,)), X),
-    row("fori_gradient", jax.grad(lambda x: lax.fori_loop(0, 3, lambda _, y: y - 0.1 * y**3, x).sum()), f32(1, 1, 1), ulps=64, floor=1),
+    row(
+        "fori_gradient",
+        jax.grad(lambda x: lax.fori_loop(0, 3, lambda _, y: y - 0.1 * y**3, x).sum()),
+        f32(1, 1, 1),
+        ulps=64,
+        floor=1,
+    ),
     row("per_example_gradients", jax.vmap(jax.grad(energy), (0, None)), normal(2, 3), XS, **SUMS),
 ]
 

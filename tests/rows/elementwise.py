@@ -166,7 +166,8 @@ def double_rows() -> list[Row]:
     wide = np.asarray([0, 1, -1, 2**40 + 3, -(2**40), 2**63 - 1, -(2**63)], np.int64)
     functions = {"exp": jnp.exp, "log1p": jnp.log1p, "tanh": jnp.tanh, "erf_inv": lax.erf_inv, "expm1": jnp.expm1}
     rows = [row(f"{k}_f64", f, UNIT.astype(np.float64), x64=True, ulps=64) for k, f in functions.items()]
-    return rows + [
+    return [
+        *rows,
         row("arithmetic_f64", lambda x, y: (x + y, x * y, x / y, lax.rem(x, y)), xs, ys, x64=True),
         row("constants_f64", lambda x: jnp.where(x > 0, 0.1, 0.2) + x * 0.3, xs, x64=True),
         row("arithmetic_i64", lambda x: (x * x, x + x, lax.div(x, x[::-1]), x >> 3), wide, x64=True),
@@ -183,7 +184,13 @@ ROWS: list[Row] = [
     *(row(name, fn, x, ulps=LOOSE.get(name, 4), floor=float(name == "lgamma")) for name, (fn, x) in UNARY.items()),
     *(row(name, fn, *xs, ulps=LOOSE.get(name, 4)) for name, (fn, xs) in BINARY.items()),
     row("igamma", lambda a, x: (lax.igamma(a, x), lax.igammac(a, x)), *SHAPES, ulps=256, floor=1),
-    row("igamma_gradient", lambda a, x: (lax.igamma_grad_a(a, x), lax.random_gamma_grad(a, x)), *SHAPES, ulps=512, floor=1),
+    row(
+        "igamma_gradient",
+        lambda a, x: (lax.igamma_grad_a(a, x), lax.random_gamma_grad(a, x)),
+        *SHAPES,
+        ulps=512,
+        floor=1,
+    ),
     row("zeta", lambda s, q: (lax.zeta(s + 1, q), lax.polygamma(jnp.round(s), q)), *SHAPES, ulps=512),
     row("betainc", lambda a, x: lax.betainc(a, x, x / 10), *SHAPES, ulps=512, floor=1),
     row("compare", compare_all, *PAIRS),

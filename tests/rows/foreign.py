@@ -23,7 +23,9 @@ def equinox_rows() -> list[Row]:
     import equinox as eqx  # optional: the rows exist only where it is installed
 
     def checkpointed(x: Any) -> Any:
-        return eqx.internal.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2), (0, x), kind="checkpointed", max_steps=4)
+        return eqx.internal.while_loop(
+            lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2), (0, x), kind="checkpointed", max_steps=4
+        )
 
     return [
         row("equinox_unvmap", lambda x: (eqx.internal.unvmap_any(x > 0), eqx.internal.unvmap_max(x.astype(int))), X),

@@ -54,12 +54,20 @@ SLICES: list[Row] = [
     row("dynamic_slice_byte", lambda x, i: lax.dynamic_slice(x, (i,), (3,)), LINE, np.uint8(200)),
     row("dynamic_index", lambda x, i: (x[i], x[1, i]), A, np.int32(-2)),
     row("dynamic_slices", jax.vmap(lambda x, i: lax.dynamic_slice(x, (i,), (3,))), A, i32(0, 2, 9, -1)),
-    row("dynamic_slices_one_array", jax.vmap(lambda x, i: lax.dynamic_slice(x, (i, 1), (2, 3)), (None, 0)), A, i32(0, 9)),
+    row(
+        "dynamic_slices_one_array", jax.vmap(lambda x, i: lax.dynamic_slice(x, (i, 1), (2, 3)), (None, 0)), A, i32(0, 9)
+    ),
     row("dynamic_update", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), A, A[:2, :3] * 2, np.int32(1)),
     row("dynamic_update_high", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), A, A[:2, :3] * 2, np.int32(99)),
     row("dynamic_update_negative", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), A, A[:2, :3], np.int32(-3)),
     row("dynamic_update_whole", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), A, A * 2, np.int32(3)),
-    row("dynamic_updates", jax.vmap(lambda x, u, i: lax.dynamic_update_slice(x, u, (i,))), A, A[:, :2] * 2, i32(0, 2, 9, -1)),
+    row(
+        "dynamic_updates",
+        jax.vmap(lambda x, u, i: lax.dynamic_update_slice(x, u, (i,))),
+        A,
+        A[:, :2] * 2,
+        i32(0, 2, 9, -1),
+    ),
     row("dynamic_update_bool", lambda x, i: x.at[i].set(True), np.zeros(5, bool), np.int32(3)),
 ]
 
@@ -124,9 +132,20 @@ SCATTERS: list[Row] = [
     row("scatter_vmapped_twice", jax.vmap(jax.vmap(lambda x, i: x.at[i].set(3.0))), CUBE, integers(0, 5, 3, 4)),
     row("scatter_nothing", at("add"), LINE, np.zeros(0, np.int32), np.zeros(0, np.float32)),
     row("scatter_apply", lambda x, i: x.at[i].apply(jnp.exp), LINE, np.int32(4)),
-    row("scatter_apply_unique", lambda x, i: lax.scatter_apply(x, i[:, None], jnp.exp, NUMBERS, unique_indices=True, update_shape=(3,)), LINE, i32(4, 0, 8)),
+    row(
+        "scatter_apply_unique",
+        lambda x, i: lax.scatter_apply(x, i[:, None], jnp.exp, NUMBERS, unique_indices=True, update_shape=(3,)),
+        LINE,
+        i32(4, 0, 8),
+    ),
     row("scatter_gradient", jax.grad(lambda u, x, i: (x.at[i].add(u) ** 2).sum()), RACE, LINE, TWICE, floor=1),
-    row("scatter_mul_gradient", jax.grad(lambda x, i, u: (x.at[i].multiply(u, unique_indices=True)).sum()), LINE, i32(1, 4), f32(2, 3)),
+    row(
+        "scatter_mul_gradient",
+        jax.grad(lambda x, i, u: (x.at[i].multiply(u, unique_indices=True)).sum()),
+        LINE,
+        i32(1, 4),
+        f32(2, 3),
+    ),
     row("segment_sum", lambda x, i: jax.ops.segment_sum(x, i, 3), LINE, i32(0, 1, 2, 1, 0, 2, 2, 2, 5), floor=1),
     row("segment_max", lambda x, i: jax.ops.segment_max(x, i, 4), LINE, i32(0, 1, 2, 1, 0, 2, 2, 2, 5)),
     row("bincount", lambda i: jnp.bincount(i, length=5), i32(0, 3, 3, 4, 9)),

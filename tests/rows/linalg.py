@@ -60,7 +60,9 @@ ROWS: list[Row] = [
     row("triangular_right", triangular(), SPD7, A7, **LOOSE),
     row("triangular_transposed", triangular(left_side=True, transpose_a=True), SPD7, A7, **LOOSE),
     row("triangular_right_lower", triangular(lower=True, transpose_a=True), SPD7, A7[:2], **LOOSE),
-    row("triangular_unit", triangular(left_side=True, unit_diagonal=True, lower=True), IS_LOWER / 9, A7[:, :1], **LOOSE),
+    row(
+        "triangular_unit", triangular(left_side=True, unit_diagonal=True, lower=True), IS_LOWER / 9, A7[:, :1], **LOOSE
+    ),
     row("triangular_small", triangular(left_side=True, lower=True), SPD3, A3, **LOOSE),
     row("triangular_batch", triangular(left_side=True), SPDS, BATCH, **LOOSE),
     row("triangular_vector", lambda a, b: jsl.solve_triangular(a, b, lower=True), SPD7, A7[0], **LOOSE),
@@ -83,7 +85,14 @@ ROWS: list[Row] = [
     row("qr_batch", jnp.linalg.qr, BATCH, **LOOSE),
     row("qr_raw", lambda a: jnp.linalg.qr(a, mode="raw"), A7[:, :3], **LOOSE),
     row("householder", lambda a, t: lax.linalg.householder_product(a, t), A7[:, :3] / 9, A7[0, :3] / 9, **LOOSE),
-    row("reflect", lambda a, t, c: [lax.linalg.ormqr(a, t, c, left=s, transpose=f) for s in (True, False) for f in (True, False)], A7[:, :3] / 9, A7[0, :3] / 9, A7, **LOOSE),
+    row(
+        "reflect",
+        lambda a, t, c: [lax.linalg.ormqr(a, t, c, left=s, transpose=f) for s in (True, False) for f in (True, False)],
+        A7[:, :3] / 9,
+        A7[0, :3] / 9,
+        A7,
+        **LOOSE,
+    ),
     row("eigh_1", eigen, SPD3[:1, :1]),
     row("eigh_2", eigen, SPD3[:2, :2], **LOOSE),
     row("eigh_5", eigen, positive(5, 5), **LOOSE),
@@ -100,6 +109,8 @@ ROWS: list[Row] = [
     row("singular_values", lambda a: jnp.linalg.svd(a, compute_uv=False), A7, **LOOSE),
     row("pseudo_inverse", jnp.linalg.pinv, A7[:, :3], ulps=1024, floor=1),
     row("tridiagonal", lambda x: lax.linalg.tridiagonal_solve(x[0], x[1] + 5, x[2], x.T), A7, **LOOSE),
-    row("tridiagonal_batch", jax.vmap(lambda x: lax.linalg.tridiagonal_solve(x[0], x[1] + 5, x[2], x.T)), BATCH, **LOOSE),
+    row(
+        "tridiagonal_batch", jax.vmap(lambda x: lax.linalg.tridiagonal_solve(x[0], x[1] + 5, x[2], x.T)), BATCH, **LOOSE
+    ),
     row("expm", jsl.expm, A3, ulps=2048, floor=1),
 ]

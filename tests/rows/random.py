@@ -67,7 +67,12 @@ ROWS: list[Row] = [
     row("seed_wide", lambda s: R.key_data(R.key(s)), np.int64(2**40 + 9), x64=True),
     row("clone", typed(lambda k: R.bits(R.clone(k), (2,))), key(9)),
     row("key_moves", lambda w: R.key_data(jnp.stack([R.wrap_key_data(w)[::2][1], R.wrap_key_data(w)[0]])), KEYS),
-    row("key_selected", lambda w, p: R.key_data(jnp.where(p, R.wrap_key_data(w)[0], R.wrap_key_data(w)[1])), KEYS, np.asarray(True)),
+    row(
+        "key_selected",
+        lambda w, p: R.key_data(jnp.where(p, R.wrap_key_data(w)[0], R.wrap_key_data(w)[1])),
+        KEYS,
+        np.asarray(True),
+    ),
     row("key_indexed", lambda w, i: R.bits(R.wrap_key_data(w)[i]), KEYS, np.int32(2)),
     row("key_chain", chain, key(4), ulps=16),
     row("threefry", lambda k: threefry_2x32(k, jnp.arange(5, dtype=jnp.uint32)), key(4)),
@@ -96,6 +101,12 @@ ROWS: list[Row] = [
     row("beta", typed(lambda k: R.beta(k, 2.0, 3.0, (3,))), key(1), ulps=64),
     row("dirichlet", typed(lambda k, a: R.dirichlet(k, a)), key(1), f32(1, 2, 3), ulps=64),
     row("poisson", typed(lambda k, x: R.poisson(k, x)), key(1), f32(0.5, 4, 30)),
-    row("multivariate_normal", typed(lambda k, x: R.multivariate_normal(k, x, jnp.eye(3) * 2)), key(1), f32(1, 2, 3), ulps=64),
+    row(
+        "multivariate_normal",
+        typed(lambda k, x: R.multivariate_normal(k, x, jnp.eye(3) * 2)),
+        key(1),
+        f32(1, 2, 3),
+        ulps=64,
+    ),
     row("ball", typed(lambda k: R.ball(k, 3)), key(1), ulps=64),
 ]

@@ -65,7 +65,9 @@ ROWS: list[Row] = [
     row("argmax_byte_index", lambda x: lax.argmax(x, 1, jnp.uint8), A),
     row("reduce_init", lambda x: lax.reduce(x, np.float32(2), lax.add, (1,)), A, floor=1),
     row("reduce_body", lambda x: lax.reduce(x, np.float32(0), lambda a, b: jnp.where(abs(a) > abs(b), a, b), (1,)), A),
-    row("reduce_pair", lambda x: lax.reduce((x, x), (np.float32(0), np.float32(1)), add_and_multiply, (1,)), A, floor=1),
+    row(
+        "reduce_pair", lambda x: lax.reduce((x, x), (np.float32(0), np.float32(1)), add_and_multiply, (1,)), A, floor=1
+    ),
     row("mean_variance", lambda x: (x.mean(1), x.var(0)), A, floor=1),
     row("logsumexp", lambda x: jax.nn.logsumexp(x, 1), NEGATIVE, ulps=8),
     row("softmax", lambda x: jax.nn.softmax(x, 1), A, ulps=8),
@@ -83,7 +85,11 @@ ROWS: list[Row] = [
     row("window_min", lambda x: lax.reduce_window(x, np.inf, lax.min, (2, 3), (2, 1), "VALID"), A),
     row("window_sum", lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 3), (1, 1), "SAME", (1, 1), (1, 2)), A, floor=1),
     row("window_body", lambda x: lax.reduce_window(x, 1.0, lax.mul, (2, 2), (1, 1), "VALID"), A, ulps=8),
-    row("window_max_gradient", jax.grad(lambda x: (lax.reduce_window(x, -np.inf, lax.max, (2, 2), (1, 2), "SAME") ** 2).sum()), A),
+    row(
+        "window_max_gradient",
+        jax.grad(lambda x: (lax.reduce_window(x, -np.inf, lax.max, (2, 2), (1, 2), "SAME") ** 2).sum()),
+        A,
+    ),
     row("median", lambda x: jnp.median(x, axis=1), A),
     row("count_nonzero", lambda x: jnp.count_nonzero(x > 0, axis=0), A),
     row("int_sums", lambda x: (x.sum(), (x * 2).sum(0)), i32(1, 2, 3)),

@@ -14,7 +14,7 @@ from onelaunch.ir.types import TRITON_NAMES, Type, is_bool
 
 
 class MalformedGraph(AssertionError):
-    """A pass of onelaunch made a Graph that breaks the rules of ``ir.nodes``: a defect of onelaunch, not of the user."""
+    """A pass of onelaunch made a Graph that breaks the rules of ``ir.nodes``: a defect of onelaunch."""
 
 
 def expect(condition: bool, node: n.Node | None, what: str) -> None:
@@ -30,7 +30,11 @@ def verify(graph: Graph) -> None:
     for value in (*graph.params, *(v for v, _ in graph.consts)):
         define(value, seen, None)
     for value, array in graph.consts:
-        expect((array.shape, array.dtype) == (value.shape, value.dtype), None, f"constant {value} is {array.dtype}{array.shape}")
+        expect(
+            (array.shape, array.dtype) == (value.shape, value.dtype),
+            None,
+            f"constant {value} is {array.dtype}{array.shape}",
+        )
     verify_block(graph.block, frozenset(seen), seen, None)
 
 
@@ -74,7 +78,9 @@ def verify_loop(node: n.Loop, scope: set[Value], seen: set[Value]) -> None:
         going = node.cond.results[0]
         expect(is_bool(going.dtype), node, "a cond is bool")
         for value in node.carry if going.ndim else ():
-            expect(value.shape[: going.ndim] == going.shape, node, f"{value} lacks the leading dims of the batched cond")
+            expect(
+                value.shape[: going.ndim] == going.shape, node, f"{value} lacks the leading dims of the batched cond"
+            )
     verify_block(node.body, inner, seen, node)
 
 
@@ -109,11 +115,15 @@ def verify_types(node: n.Node) -> None:
         case n.Gather(operand=operand, starts=starts, window=window, fill=fill, out=out):
             verify_window(node, window, starts, operand.shape, out.shape)
             expect(out.dtype == operand.dtype, node, f"{operand.type} to {out.type}")
-            expect(fill is None or fill.type == Type((), operand.dtype), node, "fill is a scalar of the operand's dtype")
+            expect(
+                fill is None or fill.type == Type((), operand.dtype), node, "fill is a scalar of the operand's dtype"
+            )
             expect((window.mode == "fill") == (fill is not None), node, "a fill value exists with mode fill only")
         case n.Update(operand=operand, starts=starts, updates=updates, window=window, out=out):
             verify_window(node, window, starts, operand.shape, updates.shape)
-            expect(out.type == operand.type and updates.dtype == operand.dtype, node, f"{updates.type} into {operand.type}")
+            expect(
+                out.type == operand.type and updates.dtype == operand.dtype, node, f"{updates.type} into {operand.type}"
+            )
         case n.Dot():
             verify_dot(node)
         case n.Sort(args=args, outs=outs, dim=dim):
@@ -130,7 +140,9 @@ def verify_map(node: n.Map) -> None:
     expect(len(node.outs) == SCALARS[node.fn].outs, node, f"{node.fn} has {SCALARS[node.fn].outs} outputs")
     match SCALARS[node.fn].result:
         case "same":
-            expect(all(o.dtype == node.args[0].dtype for o in node.outs), node, f"{types(node.args)} to {types(node.outs)}")
+            expect(
+                all(o.dtype == node.args[0].dtype for o in node.outs), node, f"{types(node.args)} to {types(node.outs)}"
+            )
         case "bool":
             expect(all(is_bool(o.dtype) for o in node.outs), node, f"{node.fn} gives bool, not {types(node.outs)}")
 
@@ -141,8 +153,10 @@ def verify_move(node: n.Move) -> None:
     match node.op:
         case n.Slice(starts=starts, strides=strides):
             fits = len(starts) == len(strides) == x.ndim == out.ndim and all(t > 0 for t in strides)
-            last = [s + (m - 1) * t for s, t, m in zip(starts, strides, out.shape)]
-            fits = fits and all(0 <= s and (m == 0 or e < size) for s, e, m, size in zip(starts, last, out.shape, x.shape))
+            last = [s + (m - 1) * t for s, t, m in zip(starts, strides, out.shape, strict=True)]
+            fits = fits and all(
+                s >= 0 and (m == 0 or e < size) for s, e, m, size in zip(starts, last, out.shape, x.shape, strict=True)
+            )
         case n.Pad(low=low, interior=interior):
             fits = len(low) == len(interior) == x.ndim == out.ndim and node.args[1].shape == ()
         case n.Reverse(axes=axes):
@@ -153,7 +167,7 @@ def verify_move(node: n.Move) -> None:
             fits = out.size == x.size
         case n.Broadcast(dims=dims):
             fits = len(set(dims)) == len(dims) == x.ndim and all(d < out.ndim for d in dims)
-            fits = fits and all(s in (1, out.shape[d]) for d, s in zip(dims, x.shape))
+            fits = fits and all(s in (1, out.shape[d]) for d, s in zip(dims, x.shape, strict=True))
         case n.Concatenate(axis=axis):
             shape = list(x.shape)
             shape[axis] = sum(a.shape[axis] for a in node.args)
@@ -169,7 +183,11 @@ def verify_window(
     expect(all(len(f) == rank for f in fields), node, f"{window} over rank {rank}")
     used = sorted([*window.batch, *(d for d in window.offset if d is not None)])
     expect(used == list(range(len(shape))), node, f"{window} does not cover each dim of {shape} once")
-    expect({k for k in window.start if k is not None} == set(range(len(starts))), node, f"{window} with {len(starts)} starts")
+    expect(
+        {k for k in window.start if k is not None} == set(range(len(starts))),
+        node,
+        f"{window} with {len(starts)} starts",
+    )
     batch = tuple(shape[d] for d in window.batch)
     for value in starts:
         expect(value.shape == batch and value.dtype.kind in "iu", node, f"start {value.type} for batch {batch}")
@@ -177,13 +195,17 @@ def verify_window(
         offset, beside = window.offset[d], window.batching[d]
         extent = 1 if offset is None else shape[offset]
         expect(extent == size <= max(operand[d], 1), node, f"{window}: size {size} along operand dim {d}")
-        expect(beside is None or (beside in window.batch and shape[beside] <= operand[d]), node, f"{window}: batching of {d}")
+        expect(
+            beside is None or (beside in window.batch and shape[beside] <= operand[d]),
+            node,
+            f"{window}: batching of {d}",
+        )
 
 
 def verify_dot(node: n.Dot) -> None:
     lhs, rhs = node.lhs, node.rhs
     for pair in (node.contract, node.batch):
-        sides = [[x.shape[d] for d in dims] for x, dims in zip((lhs, rhs), pair)]
+        sides = [[x.shape[d] for d in dims] for x, dims in zip((lhs, rhs), pair, strict=True)]
         expect(sides[0] == sides[1], node, f"{lhs.type} against {rhs.type} along {pair}")
     free = [
         [s for d, s in enumerate(x.shape) if d not in node.contract[side] and d not in node.batch[side]]

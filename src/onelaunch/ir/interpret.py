@@ -160,7 +160,9 @@ def move(node: n.Move, args: list[np.ndarray]) -> np.ndarray:
     x, shape = args[0], node.out.shape
     match node.op:
         case n.Slice(starts=starts, strides=strides):
-            return x[tuple(slice(s, s + max(0, (m - 1) * t + 1), t) for s, t, m in zip(starts, strides, shape))]
+            return x[
+                tuple(slice(s, s + max(0, (m - 1) * t + 1), t) for s, t, m in zip(starts, strides, shape, strict=True))
+            ]
         case n.Pad():
             return pad(node.op, x, args[1], shape)
         case n.Reverse(axes=axes):
@@ -225,7 +227,11 @@ def locate(
 
 def as_int64(x: np.ndarray) -> np.ndarray:
     """Indices as int64; an unsigned one beyond it is far outside any array either way."""
-    return np.minimum(x, np.uint64(np.iinfo(np.int64).max)).astype(np.int64) if x.dtype == np.uint64 else x.astype(np.int64)
+    return (
+        np.minimum(x, np.uint64(np.iinfo(np.int64).max)).astype(np.int64)
+        if x.dtype == np.uint64
+        else x.astype(np.int64)
+    )
 
 
 def gather(node: n.Gather, env: Env) -> np.ndarray:

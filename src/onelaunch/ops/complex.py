@@ -163,6 +163,27 @@ def convert(params: Params, x: Pair | jax.Array) -> Any:
     return pair[0].astype(part), pair[1].astype(part)
 
 
+@function("one_minus_square")
+def one_minus_square(params: Params, x: Pair) -> Pair:
+    return multiply((1 + x[0], x[1]), (1 - x[0], -x[1]))
+
+
+@function("log2")
+def logarithm_to_2(params: Params, x: Pair) -> Pair:
+    real, imag = logarithm(x)
+    return real * 1.4426950408889634, imag * 1.4426950408889634
+
+
+@function("polynomial")
+def polynomial(params: Params, x: Pair, *coefficients: Pair) -> Pair:
+    """Horner's rule."""
+    real, imag = coefficients[-1]
+    for c in reversed(coefficients[:-1]):
+        real, imag = multiply((real, imag), x)
+        real, imag = real + c[0], imag + c[1]
+    return real, imag
+
+
 @function("dot_general")
 def dot_general(params: Params, x: Pair | jax.Array, y: Pair | jax.Array) -> Pair:
     """Products of the parts."""

@@ -11,7 +11,8 @@ from jax.extend import core
 from onelaunch.ir import nodes
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
-from onelaunch.ops.table import REFUSED, Params, inline, inline_closed, key_shape, rule
+from onelaunch.ops.table import REFUSED, Params, inline, inline_closed, rule
+from onelaunch.ops.words import key_shape
 
 INT32 = np.dtype("int32")
 
@@ -42,6 +43,8 @@ CALLEES = ("call_jaxpr", "jaxpr", "fun_jaxpr")
     "checkpoint",
     "xla_call",
     "named_call",
+    "composite",
+    "eval_jaxpr",
     "core_closed_call",
 )
 def call(b: Builder, params: Params, *args: Value) -> list[Value]:

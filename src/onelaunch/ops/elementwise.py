@@ -68,6 +68,18 @@ def one_minus_square(b: Builder, params: Params, x: Value) -> Value:
     return b.map("mul", b.map("add", one, x), b.map("sub", one, x))
 
 
+@rule("polynomial")
+def polynomial(b: Builder, params: Params, x: Value, *coefficients: Value) -> Value:
+    """Horner's rule; of more terms than it unrolls, JAX starts at zero (infinite x shows it)."""
+    *lower, result = coefficients
+    unroll = params.get("unroll")
+    if len(coefficients) > (8 if unroll is None else unroll):
+        lower, result = [*coefficients], b.const(0, x.dtype)
+    for c in reversed(lower):
+        result = b.map("add", b.map("mul", result, x), c)
+    return result
+
+
 @rule("select_n")
 def select_n(b: Builder, params: Params, which: Value, *cases: Value) -> Value:
     """cases[which], for a bool or an integer selector inside its range."""

@@ -69,11 +69,6 @@ def custom_vmap_call(b: Builder, params: Params, *args: Value) -> list[Value]:
     return inline_any(b, params["call"], args)
 
 
-@rule("composite")
-def composite(b: Builder, params: Params, *args: Value) -> list[Value]:
-    return inline_any(b, params["jaxpr"], args)
-
-
 @rule("linear_call")
 def linear_call(b: Builder, params: Params, *args: Value) -> list[Value]:
     return inline_any(b, params["callee"], args)
