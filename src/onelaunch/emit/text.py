@@ -160,6 +160,7 @@ _SHAPES = {
     "reduce_pair": lambda op, out: f"tl.reduce((_0, _1), {op.attrs[1]}, combine_{op.attrs[0]})",
     "scan": _scan,
     "index_saturate": _saturate,
+    "index_to": lambda op, out: f"tl.cast(_0, {triton_type(out.dtype)})",
     "index_cast": lambda op, out: f"_0.to({triton_type(out.dtype)})",
 }
 

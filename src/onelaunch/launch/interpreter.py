@@ -24,6 +24,10 @@ _ALIGNMENT = 256
 _POISON = 0xAB
 
 
+#: Methods of the interpreter's builder that are replaced while a kernel runs.
+PATCHED = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_splat")
+
+
 class MemoryFault(OnelaunchError):
     """A generated kernel touched memory outside its arrays, or wrote what it may only read: a bug of onelaunch."""
 
@@ -149,12 +153,19 @@ def _patched(kernel: Kernel, buffers: Sequence[_Buffer]) -> Iterator[None]:
     builder.create_masked_store = watch.checked(builder.create_masked_store, mask=2)
     builder.create_atomic_rmw = watch.checked(builder.create_atomic_rmw, mask=3, pointer=1)
     builder.create_atomic_cas = watch.checked(builder.create_atomic_cas)
+    builder.create_splat = _splat
     try:
         yield
     finally:
-        for name in ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas"):
+        for name in PATCHED:
             delattr(builder, name)
         scope.restore()
+
+
+def _splat(kind: Any, value: Any) -> Any:
+    """A scalar repeated; Triton's own makes an int32 (or float) array of a bool, which is no mask then."""
+    data = np.broadcast_to(value.data.reshape(-1)[:1].reshape((1,) * len(kind.shape)), kind.shape)
+    return interpreter.TensorHandle(np.array(data), value.dtype.scalar)
 
 
 class _Watch:

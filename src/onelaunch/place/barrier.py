@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from onelaunch.place.nodes import Barrier, Buffer, For, If, Load, Stmt, Store, While, inner_blocks
+from onelaunch.place.nodes import Barrier, Buffer, For, If, Load, Stmt, Store, While, inner_blocks, walk
 
 
 @dataclass
@@ -60,6 +60,10 @@ def _block(block: list[Stmt], state: State) -> None:
                 elif stmt.buffer.role != "in":
                     state.read.add(stmt.buffer)
             case For() | While():
+                if any(state.must_wait(s) for s in walk([stmt]) if isinstance(s, Load)):  # once, not at every turn
+                    block.insert(k, Barrier())
+                    state.clear()
+                    k += 1
                 for _ in range(2):
                     for inner in inner_blocks(stmt):
                         _block(inner, state)

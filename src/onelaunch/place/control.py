@@ -10,6 +10,7 @@ from onelaunch.place.alias import Aliases
 from onelaunch.place.nodes import Buffer, For, If, Var, While
 from onelaunch.place.placer import NeedsNoGrid, Placer
 from onelaunch.place.store import copy, materialise, update_memory
+from onelaunch.place.views import View, flows, parts
 from onelaunch.place.writer import BOOL, INT32, INT64
 from onelaunch.schedule.plan import Home
 
@@ -22,8 +23,9 @@ class Control:
         self.inputs: list[Buffer] = []
         self.outputs: list[Buffer] = []
         self.scratch: list[Buffer] = []
-        self.claimed: dict[int, Value] = {}
-        self.flows = _flows(p.graph)
+        self.claimed: set[View] = set()
+        self.views: dict[View, Buffer] = {}
+        self.flows = flows(p.graph, [row_major(v.shape) for v in p.graph.block.results])
 
     # --- buffers --------------------------------------------------------------------------------------
     def arguments(self) -> None:
@@ -42,10 +44,10 @@ class Control:
         p = self.p
         dims = p.plan.dims[v]
         shared = p.plan.batch and "batch" not in dims and "grid" not in dims
-        k = self.flows.get(v)
-        if k is not None and k not in self.claimed and not shared:
-            self.claimed[k] = v
-            return self.outputs[k]
+        view = self.flows.get(v)
+        if view is not None and view not in self.claimed and not shared:
+            self.claimed.add(view)
+            return self.view(v, view)
         name = f"{v.hint or 'work'}{len(self.scratch)}_ptr"
         if not p.plan.batch:
             buffer = Buffer(name, v.dtype, v.shape, row_major(v.shape), "scratch", v.size)
@@ -91,19 +93,42 @@ class Control:
 
     def private(self, v: Value) -> Buffer:
         """A scratch buffer of its own."""
-        k = self.flows.pop(v, None)
+        view = self.flows.pop(v, None)
         buffer = self.storage(v)
-        if k is not None:
-            self.flows[v] = k
+        if view is not None:
+            self.flows[v] = view
         return buffer
+
+    def view(self, v: Value, view: View) -> Buffer:
+        """The buffer of an output, or of the part of it that a value fills."""
+        whole = self.outputs[view.k]
+        if view.start == 0 and view.strides == whole.strides and v.shape == whole.shape:
+            return whole
+        if view not in self.views:
+            self.views[view] = Buffer(
+                whole.name, v.dtype, v.shape, view.strides, "out", whole.size, start=view.start, base=whole
+            )
+        return self.views[view]
 
     def results(self) -> None:
         """Store what the kernel returns and does not yet stand in its output."""
+        for k, (v, buffer) in enumerate(zip(self.p.graph.block.results, self.outputs, strict=True)):
+            self.finish(v, View(k, buffer.strides, 0))
+
+    def finish(self, v: Value, view: View) -> None:
+        """Write a value into its part of an output, unless it was made there."""
         p = self.p
-        for v, buffer in zip(p.graph.block.results, self.outputs, strict=True):
-            if p.plan.home[v] is Home.MEMORY and p.buffers[v] is buffer:
-                continue
-            copy(p, v, buffer)
+        if v.size == 0:
+            return
+        target = self.view(v, view)
+        if p.plan.home[v] is Home.MEMORY and p.buffers[v] is target:
+            return
+        inside = parts(p.producer.get(v), view) if p.plan.home[v] is Home.INLINE else []
+        if any(p.plan.home[u] is Home.MEMORY for u, _ in inside):
+            for u, part in inside:
+                self.finish(u, part)
+        else:
+            copy(p, v, target)
 
     # --- loops ----------------------------------------------------------------------------------------
     def loop(self, node: n.Loop) -> None:
@@ -121,9 +146,7 @@ class Control:
                 p.regs[c][coords] = Var(c.dtype, shape, _hint(c, coords))
                 params.append(p.regs[c][coords])
         if node.trip is not None:
-            assert node.index is not None
             loop: For | While = For(Var(INT32, (), "i"), 0, node.trip, 1, params, inits)
-            p.regs[node.index] = {(): loop.index}
         else:
             assert node.cond is not None
             loop = While(params, inits)
@@ -131,6 +154,11 @@ class Control:
                 self.block(node.cond)
                 loop.cond = self.any(node.cond.results[0])
         with w.inside(loop.body):
+            if isinstance(loop, For):
+                assert node.index is not None
+                turn = w.counted(loop.index, INT32)
+                w.ranges[turn] = (0, loop.stop - 1)
+                p.regs[node.index] = {(): turn}
             self.block(node.body)
             loop.results = self._carry_on(node)
         w.where = node.where
@@ -267,30 +295,3 @@ def row_major(shape: list[int] | tuple[int, ...]) -> tuple[int, ...]:
 
 def _hint(v: Value, coords: tuple[int, ...]) -> str:
     return "_".join([v.hint or "c", *map(str, coords)]) if v.hint or coords else ""
-
-
-def _flows(graph: n.Graph) -> dict[Value, int]:
-    """Values whose storage may be an output's: those that reach a result by updates, loops and branches alone."""
-    flows: dict[Value, int] = {}
-    producer = {v: node for node in n.walk(graph.block) for v in n.outputs(node)}
-
-    def back(v: Value, k: int) -> None:
-        if v in flows:
-            return
-        flows[v] = k
-        node = producer.get(v)
-        if isinstance(node, n.Update):
-            back(node.operand, k)
-        elif isinstance(node, n.Loop):
-            j = node.outs.index(v)
-            back(node.carry[j], k)
-            back(node.body.results[j], k)
-            back(node.init[j], k)
-        elif isinstance(node, n.Branch):
-            j = node.outs.index(v)
-            for block in node.blocks:
-                back(block.results[j], k)
-
-    for k, v in enumerate(graph.block.results):
-        back(v, k)
-    return flows

@@ -25,8 +25,7 @@ def empty(p: Placer, node: n.Empty, v: Value, idx: Indices, space: Space) -> Var
 
 @elem(n.Iota)
 def iota(p: Placer, node: n.Iota, v: Value, idx: Indices, space: Space) -> Var:
-    i = p.number(idx[node.dim], space)
-    return p.w.const(i, v.dtype) if isinstance(i, int) else p.w.cast(i, v.dtype)
+    return p.w.counted(p.number(idx[node.dim], space), v.dtype)
 
 
 @elem(n.Map)

@@ -32,7 +32,8 @@ class Buffer:
     """Global memory that a program reads or writes: a kernel argument or a piece of the scratch argument.
 
     strides are in elements, for the dims of the value it holds; ``offset`` is a Var added to every address (the
-    program's own piece of a private scratch buffer) or None.
+    program's own piece of a private scratch buffer) or None; ``start`` a number added likewise. A view of another buffer
+    names it as ``base``.
     """
 
     name: str
@@ -42,6 +43,8 @@ class Buffer:
     role: str  # "in", "out" or "scratch"
     size: int
     offset: Var | None = None
+    start: int = 0
+    base: Buffer | None = None
 
 
 @dataclass(eq=False)

@@ -149,7 +149,7 @@ class Placer:
     def address(self, buffer: Buffer, idx: tuple[Index, ...], space: Space, *, clamped: bool) -> tuple[Number, Var | None]:
         """Offset in elements and mask; ``clamped``: batch lanes past the end repeat the last one and need no mask."""
         w = self.w
-        offset: Number = 0
+        offset: Number = buffer.start
         for i, stride in zip(idx, buffer.strides, strict=True):
             term = self.number(i, space)
             if buffer.size > WIDE and isinstance(term, Var):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -39,6 +40,9 @@ class Writer:
         self.block = self.body
         self.known: list[dict[tuple[object, ...], tuple[Var, ...]]] = [{}]
         self.constants: dict[Var, np.generic] = {}
+        #: bounds (inclusive) of index Vars where they are known
+        self.ranges: dict[Var, tuple[int, int]] = {}
+        self.counters: dict[Var, Var] = {}
         self.where: Where | None = None
         self.group = 0
         self.overlaps = False
@@ -61,6 +65,9 @@ class Writer:
     # --- pure operations ------------------------------------------------------------------------------
     def ops(self, fn: str, args: Sequence[Number], types: Sequence[tuple[np.dtype, Shape]], attrs: tuple[object, ...] = (), hint: str = "") -> tuple[Var, ...]:
         """A pure operation with outputs of ``types``, or the earlier equal one."""
+        folded = self._folded(fn, args, types)
+        if folded is not None:
+            return folded
         key = (fn, tuple(a if isinstance(a, int) else id(a) for a in args), tuple(types), attrs)
         for scope in reversed(self.known):
             if key in scope:
@@ -69,6 +76,17 @@ class Writer:
         self.add(Op(fn, tuple(args), outs, attrs))
         self.known[-1][key] = outs
         return outs
+
+    def _folded(self, fn: str, args: Sequence[Number], types: Sequence[tuple[np.dtype, Shape]]) -> tuple[Var, ...] | None:
+        """The result of a scalar row on constants alone."""
+        if fn not in SCALARS or len(types) > 1 or not args or not all(a in self.constants for a in args):
+            return None
+        ((dtype, _),) = types
+        values: list[object] = [self.constants[a] for a in args if isinstance(a, Var)]
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            value = np.asarray(SCALARS[fn].numpy(*values, *((dtype,) if fn == "cast" else ())))
+        return (self.const(value, dtype),) if (value.dtype, value.shape) == (dtype, ()) else None
 
     def op(self, fn: str, args: Sequence[Number], dtype: np.dtype, shape: Shape | None = None, attrs: tuple[object, ...] = (), hint: str = "") -> Var:
         return self.ops(fn, args, [(dtype, broadcast_shape(args) if shape is None else shape)], attrs, hint)[0]
@@ -99,13 +117,38 @@ class Writer:
         """A row of the scalar table; 16-bit floats are computed in f32 and rounded, as XLA does."""
         if fn == "identity":
             return (args[0],)
+        if fn == "cast" and args[0] in self.counters and dtypes[0].itemsize >= 4:
+            return (self.counted(self.counters[args[0]], dtypes[0]),)
         half = SCALARS[fn].half == "f32" and fn != "cast" and any(a.dtype in HALVES for a in args)
         shape = broadcast_shape(args)
         if not half:
-            return self.ops(fn, args, [(d, shape) for d in dtypes])
+            outs = self.ops(fn, args, [(d, shape) for d in dtypes])
+            self._bound(fn, args, outs[0])
+            return outs
         wide = [self.cast(a, FLOAT32) if a.dtype in HALVES else a for a in args]
         outs = self.ops(fn, wide, [(FLOAT32 if d in HALVES else d, shape) for d in dtypes])
         return tuple(self.cast(o, d) for o, d in zip(outs, dtypes))
+
+    def _bound(self, fn: str, args: Sequence[Var], out: Var) -> None:
+        """Bounds of integer sums, products and casts of bounded Vars and constants."""
+        if out.dtype.kind not in "iu" or fn not in ("add", "sub", "mul", "cast"):
+            return
+        known = []
+        for a in args:
+            if a in self.constants and a.dtype.kind in "iu":
+                known.append((int(self.constants[a]),) * 2)
+            elif a in self.ranges:
+                known.append(self.ranges[a])
+            else:
+                return
+        if fn == "cast":
+            low, high = known[0]
+        else:
+            ends = [{"add": x + y, "sub": x - y, "mul": x * y}[fn] for x in known[0] for y in known[1]]
+            low, high = min(ends), max(ends)
+        info = np.iinfo(out.dtype)
+        if info.min <= low and high <= info.max:
+            self.ranges[out] = (low, high)
 
     def select(self, cond: Var, yes: Var, no: Var) -> Var:
         return yes if yes is no else self.op("select", (cond, yes, no), yes.dtype)
@@ -125,7 +168,13 @@ class Writer:
         return a if isinstance(b, int) and b == 0 else self.index_op("add", a, b)
 
     def minus(self, a: Number, b: Number) -> Number:
-        return a if isinstance(b, int) and b == 0 else self.index_op("sub", a, b)
+        if isinstance(b, int) and b == 0:
+            return a
+        result = self.index_op("sub", a, b)
+        if isinstance(a, int) and isinstance(b, Var) and isinstance(result, Var) and b in self.ranges:
+            low, high = self.ranges[b]
+            self.ranges[result] = (a - high, a - low)
+        return result
 
     def times(self, a: Number, b: Number) -> Number:
         for x, y in ((a, b), (b, a)):
@@ -139,6 +188,9 @@ class Writer:
             return max(low, min(a, high))
         if low == high:
             return low
+        known = self.ranges.get(a)
+        if known is not None and low <= known[0] and known[1] <= high:
+            return a
         return self.index_op("min", self.index_op("max", a, low), high)
 
     def divmod(self, a: Number, b: int) -> tuple[Number, Number]:
@@ -165,11 +217,24 @@ class Writer:
     def as_index(self, x: Var, wide: bool = False) -> Var:
         """An integer Var as int32 index (int64 if ``wide``), values outside saturating."""
         target = INT64 if wide else INT32
+        x = self.counters.get(x, x)
         if x.dtype == target:
             return x
         if x.dtype.kind == "u" and x.dtype.itemsize >= 4 or x.dtype.itemsize == 8 and target == INT32:
             return self.op("index_saturate", (x,), target)
         return self.op("index_cast", (x,), target)
+
+    def counted(self, i: Number, dtype: np.dtype) -> Var:
+        """An index as a value of ``dtype``: a loop's counter may be a Python integer when Triton interprets."""
+        if isinstance(i, int):
+            return self.const(i, dtype)
+        if i.shape:
+            return self.cast(i, dtype)
+        plain = dtype.itemsize >= 4
+        var = self.op("index_to", (i,), dtype if plain else INT32, hint="step")
+        if plain and dtype == i.dtype:
+            self.counters[var] = i
+        return self.cast(var, dtype)
 
     # --- lanes ----------------------------------------------------------------------------------------
     def spread(self, x: Var, positions: tuple[int, ...], rank: int) -> Var:
