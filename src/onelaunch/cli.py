@@ -255,7 +255,7 @@ def member(module: ModuleType, file: str, name: str) -> Callable[..., Any]:
         raise click.UsageError(f"{file} has no {name!r}; its functions: {', '.join(functions) or 'none'}")
     if not callable(found):
         raise click.UsageError(f"{name} in {file} is not a function but {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def call(fn: Callable[[], Any], name: str) -> Any:
