@@ -235,12 +235,12 @@ def reduce_precision(x, exponent_bits, mantissa_bits):
     infinity = (one * (2 * bias + 1)) << width
     size = bits & ((one << (x.dtype.primitive_bitwidth - 1)) - 1)
     drop = one * width - mantissa_bits.to(bits.dtype)
-    kept = tl.maximum(drop, 1)
+    kept = tl.where(drop > 1, drop, one)
     rounded = ((size + (one << (kept - 1)) - 1 + ((size >> kept) & 1)) >> kept) << kept
     rounded = tl.where(drop > 0, rounded, size)
-    top = (one << tl.minimum(exponent_bits.to(bits.dtype) - 1, 11)) - 1
+    top = (one << (tl.minimum(exponent_bits, 12) - 1).to(bits.dtype)) - 1
     narrow = top < bias
-    top = tl.minimum(top, bias)
+    top = tl.where(narrow, top, one * bias)
     rounded = tl.where(narrow & (rounded >= ((top + bias + 1) << width)), infinity, rounded)
     rounded = tl.where(narrow & (rounded < ((one * bias - top + 1) << width)), 0, rounded)
     rounded = rounded | (bits ^ size)

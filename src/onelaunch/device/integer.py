@@ -33,7 +33,7 @@ def as_signed(x):
 @triton.jit
 def int_div(x, y):
     """Quotient truncated to zero; x / 0 has all bits set, and the lowest integer / -1 is itself."""
-    ones = (x ^ x) - 1 if x.dtype.is_int_signed() else ~(x ^ x)
+    ones = (x ^ x) - 1
     if x.dtype.is_int_signed():
         plain = (y != 0) & (y != -1)
         quotient = x // tl.where(plain, y, 1)
@@ -71,7 +71,8 @@ def shift_right_logical(x, n):
 @triton.jit
 def shift_right_arithmetic(x, n):
     """x >> n filled with the sign bit; n, read as unsigned, counts at most width - 1."""
-    count = tl.minimum(as_unsigned(n), x.dtype.primitive_bitwidth - 1)
+    width: tl.constexpr = x.dtype.primitive_bitwidth
+    count = tl.where(as_unsigned(n) < width, n, (n ^ n) + (width - 1))
     return (as_signed(x) >> as_signed(count)).to(x.dtype, bitcast=True)
 
 

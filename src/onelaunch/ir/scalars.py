@@ -124,6 +124,11 @@ def cast_text(dtypes: tuple[np.dtype, ...]) -> str:
     return f"{x}.to({{out}})" if out != np.float32 or x == "{0}" else x
 
 
+def all_bits_text(dtypes: tuple[np.dtype, ...]) -> str:
+    """``~`` of an unsigned integer, which the interpreter of Triton 3.6 refuses."""
+    return f"{{0}} ^ 0x{'FF' * dtypes[0].itemsize}"
+
+
 def nextafter_text(dtypes: tuple[np.dtype, ...]) -> str:
     if dtypes[0] == BFLOAT16:
         return "nextafter_bfloat16({0}.to(tl.float32), {1}.to(tl.float32))"
@@ -186,7 +191,7 @@ for name, compare, sign_text in (("eq_to", np.equal, "=="), ("lt_to", np.less, "
 row("and", np.bitwise_and, "{0} & {1}", prims=("and",))
 row("or", np.bitwise_or, "{0} | {1}", prims=("or",))
 row("xor", np.bitwise_xor, "{0} ^ {1}", prims=("xor",))
-row("not", np.invert, by_kind("~{0}", "~{0}", "{0} == 0"), prims=("not",))
+row("not", np.invert, by_kind("~{0}", "~{0}", "{0} == 0", all_bits_text), prims=("not",))
 row("shift_left", shift_left, "shift_left({0}, {1})", prims=("shift_left",))
 row("shift_right_logical", shift_right_logical, "shift_right_logical({0}, {1})", prims=("shift_right_logical",))
 row(
