@@ -231,7 +231,7 @@ class Writer:
         if i.shape:
             return self.cast(i, dtype)
         plain = dtype.itemsize >= 4
-        var = self.op("index_to", (i,), dtype if plain else INT32, hint="step")
+        var = self.op("index_to", (i,), dtype if plain else INT32)
         if plain and dtype == i.dtype:
             self.counters[var] = i
         return self.cast(var, dtype)

@@ -1,6 +1,7 @@
 """simplify: constants folded, what never changes taken out of carries, branches and loops of known length opened.
 
     select(True, a, b)            ->  a
+    x + 0 (of integers)           ->  x
     loop carrying c, body gives c ->  c replaced by its start
     branch on a constant          ->  the branch taken
     loop of one turn              ->  its body
@@ -75,9 +76,23 @@ class _Simplify:
         if node.fn == "select" and node.args[1] is node.args[2] and node.args[1].shape == node.outs[0].shape:
             self.renamed[node.outs[0]] = node.args[1]
             return []
+        if (kept := self._neutral(node)) is not None:
+            self.renamed[node.outs[0]] = kept
+            return []
         if len(node.outs) == 1 and node.outs[0].ndim == 0 and all(a in self.constants for a in node.args):
             return [self._fold(node)]
         return [node]
+
+    def _neutral(self, node: n.Map) -> Value | None:
+        """What an integer operation leaves as it was: x + 0, x - 0, x * 1."""
+        neutral = {"add": 0, "sub": 0, "mul": 1}.get(node.fn)
+        if neutral is None or node.outs[0].dtype.kind not in "iu":
+            return None
+        a, b = node.args
+        for x, y in ((a, b), (b, a)) if node.fn != "sub" else ((a, b),):
+            if y in self.constants and self.constants[y] == neutral and x.shape == node.outs[0].shape:
+                return x
+        return None
 
     def _fold(self, node: n.Map) -> n.Node:
         out = node.outs[0]
