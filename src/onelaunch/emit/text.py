@@ -155,6 +155,7 @@ _SHAPES = {
     "pick": lambda op, out: f"pick(_0, _1, _2, {op.attrs[0]})",
     "permute": lambda op, out: f"tl.permute(_0, {list(op.attrs[0])})",
     "broadcast": lambda op, out: f"tl.broadcast_to(_0, {list(out.shape)})",
+    "dot": lambda op, out: f'tl.dot(_0, _1, input_precision="{op.attrs[0]}", out_dtype={triton_type(out.dtype)})',
     "gather": lambda op, out: f"tl.gather(_0, _1, axis={op.attrs[0]})",
     "reduce": _reduce,
     "reduce_pair": lambda op, out: f"tl.reduce((_0, _1), {op.attrs[1]}, combine_{op.attrs[0]})",

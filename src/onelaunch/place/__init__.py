@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from onelaunch.ir.nodes import Graph
-from onelaunch.place import alias, barrier, control, elem, reduce, store, tidy
+from onelaunch.place import alias, barrier, control, dot, elem, reduce, store, tidy
 from onelaunch.place.nodes import Program
 from onelaunch.place.placer import NeedsMemory, NeedsNoGrid, Placer
 from onelaunch.schedule.plan import Plan
 
 __all__ = ["NeedsMemory", "NeedsNoGrid", "place"]
-assert elem and reduce and store  # their elem functions are registered on import
+assert dot and elem and reduce and store  # their elem functions are registered on import
 
 
 def place(graph: Graph, plan: Plan) -> Program:

@@ -157,7 +157,7 @@ class Control:
             if isinstance(loop, For):
                 assert node.index is not None
                 turn = w.counted(loop.index, INT32)
-                w.ranges[turn] = (0, loop.stop - 1)
+                w.ranges[turn] = w.ranges[loop.index] = (0, loop.stop - 1)
                 p.regs[node.index] = {(): turn}
             self.block(node.body)
             loop.results = self._carry_on(node)

@@ -12,10 +12,9 @@ from onelaunch.ir import nodes as n
 from onelaunch.ir.nodes import Value
 from onelaunch.ir.types import is_bool, is_float
 from onelaunch.place.nodes import For, Var
-from onelaunch.place.placer import NeedsMemory, NeedsNoGrid, Placer, elem
+from onelaunch.place.placer import NeedsNoGrid, Placer, elem
 from onelaunch.place.space import Axis, Index, Lane, Space, pow2
 from onelaunch.place.writer import BOOL, FLOAT32, HALVES, INT32
-from onelaunch.schedule.plan import Home
 
 Indices = tuple[Index, ...]
 #: The element to be reduced, at indices along the reduced dims, in a space.
@@ -236,52 +235,3 @@ def _arg_reduce(p: Placer, node: n.Reduce, element: Element, kinds: list[str], e
         loop.results = [w.full(f, shape) for f in found]
     w.add(loop)
     return w.cast(loop.params[1], node.out.dtype)
-
-
-@elem(n.Dot)
-def dot(p: Placer, node: n.Dot, v: Value, idx: Indices, space: Space) -> Var:
-    """A contraction as the sum of products over its contracted dims."""
-    lhs, rhs, w = node.lhs, node.rhs, p.w
-    nb = len(node.batch[0])
-    free = [[d for d in range(x.ndim) if d not in node.contract[s] and d not in node.batch[s]] for s, x in enumerate((lhs, rhs))]
-    places: list[dict[int, Index]] = [{}, {}]
-    for k in range(nb):
-        places[0][node.batch[0][k]] = places[1][node.batch[1][k]] = idx[k]
-    for k, d in enumerate(free[0]):
-        places[0][d] = idx[nb + k]
-    for k, d in enumerate(free[1]):
-        places[1][d] = idx[nb + len(free[0]) + k]
-    wide = FLOAT32 if v.dtype in HALVES else v.dtype
-
-    def element(reduced: Sequence[Index], inner: Space, positions: tuple[int, ...]) -> Var:
-        sides = []
-        for s, x in enumerate((lhs, rhs)):
-            at = {d: p.respace(i, positions, len(inner)) for d, i in places[s].items()} | dict(zip(node.contract[s], reduced))
-            sides.append(w.cast(p.fetch(x, tuple(at[d] for d in range(x.ndim)), inner), wide))
-        return w.scalar("and" if is_bool(wide) else "mul", sides, wide)
-
-    lanes = [i.k for i in places[0].values() if isinstance(i, Lane)]
-    after = [max(lanes) + 1 if lanes else 0] * len(node.contract[0])
-    kinds = [_contract_kind(p, node, k) for k in range(len(node.contract[0]))]
-    extents = [lhs.shape[d] for d in node.contract[0]]
-    if not kinds:
-        return w.cast(element([], space, tuple(range(len(space)))), v.dtype)
-    work = Reduction(p, "or" if is_bool(wide) else "add", wide, element, kinds, extents, after, space)
-    for x in (lhs, rhs):
-        _needs_memory_for_loops(p, work, x)
-    return w.cast(work.run(), v.dtype)
-
-
-def _contract_kind(p: Placer, node: n.Dot, k: int) -> str:
-    kinds = {p.plan.dims[x][node.contract[s][k]] for s, x in enumerate((node.lhs, node.rhs))}
-    if "batch" in kinds or "grid" in kinds:
-        raise NeedsNoGrid
-    return "lane" if "lane" in kinds else "unroll"
-
-
-def _needs_memory_for_loops(p: Placer, work: Reduction, x: Value) -> None:
-    """A contraction too large for a tile walks over its operands in memory."""
-    budget = p.plan.limits.work // max(1, math.prod(a.p for a in work.space))
-    tile = math.prod(pow2(e) for e, kind in zip(work.extents, work.kinds) if kind == "lane")
-    if tile > budget and p.plan.home[x] is Home.REGISTERS and "lane" in p.plan.dims[x]:
-        raise NeedsMemory(x)
