@@ -105,6 +105,23 @@ def test_row(case: Case) -> None:
             assert ok.all(), "Triton and numpy: " + report(case.name, dtype, args, got, meaning, ok)
 
 
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_denormals(dtype: np.dtype) -> None:
+    """Denormals count as what they are (XLA:CPU takes them for zeros, so numpy says what is right)."""
+    tiny = np.finfo(dtype).tiny
+    x = np.array([s * tiny * f for s in (1, -1) for f in (0.75, 0.5, 1e-3, 2.0**-20)] * 2, dtype)
+    names = [
+        c.name
+        for c in CASES
+        if dtype in c.dtypes and c.arity == 1 and c.name not in ("bessel_i1e", "lgamma", "digamma")
+    ]
+    gots = run(kernel([(name, [x], result_dtypes(name, [x])) for name in names]), [x] * len(names))
+    for name, got in zip(names, gots, strict=True):
+        want = np.asarray(SCALARS[name].numpy(x)).astype(got.dtype)
+        ok = agree(got, want, 4)
+        assert ok.all(), report(name, dtype, [x], got, want, ok)
+
+
 @pytest.mark.parametrize("source", ALL, ids=str)
 def test_cast(source: np.dtype) -> None:
     """Every pair of dtypes: saturation, NaN, rounding."""
