@@ -12,7 +12,7 @@ from jax.extend import core
 
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
-from onelaunch.ops import control, shape
+from onelaunch.ops import control, foreign, shape
 from onelaunch.ops.table import COMPLEX, RULES, Params, over_words, retrace
 from onelaunch.ops.words import is_complex
 
@@ -25,7 +25,7 @@ FUNCTIONS: dict[str, Function] = {}
 #: primitives that do the same to either part
 PARTWISE = ["add", "sub", "neg", "add_any", "reduce_sum", "cumsum", "pad", "scatter-add", "scatter-sub"]
 #: rules that hand values on, whatever they are
-WHOLE = (control.call, control.scan, control.while_, control.cond, shape.identity)
+WHOLE = (control.call, control.scan, control.while_, control.cond, shape.identity, foreign.call_hi_primitive)
 
 
 def function(*names: str) -> Callable[[Function], Function]:
@@ -53,8 +53,8 @@ def on_pairs(*xs: jax.Array, eqn: core.JaxprEqn) -> list[jax.Array]:
     """A function of pairs on the words of complex operands."""
     operands = [(x[..., 0], x[..., 1]) if is_complex(v.aval) else x for x, v in zip(xs, eqn.invars, strict=True)]
     out = FUNCTIONS[eqn.primitive.name](eqn.params, *operands)
-    (shape,) = {v.aval.shape for v in eqn.outvars}
-    return [jnp.stack([jnp.broadcast_to(p, shape) for p in out], axis=-1) if isinstance(out, tuple) else out]
+    aval: Any = eqn.outvars[0].aval
+    return [jnp.stack([jnp.broadcast_to(p, aval.shape) for p in out], axis=-1) if isinstance(out, tuple) else out]
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------

@@ -5,10 +5,12 @@ Primitives of other libraries (equinox, lineax...) need no rule: ``table.open_fo
 
 from __future__ import annotations
 
+import jax
+
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
 from onelaunch.ops.control import inline_any
-from onelaunch.ops.table import REFUSED, Params, inline_closed, rule
+from onelaunch.ops.table import REFUSED, Params, inline_closed, inline_own, rule
 
 COLLECTIVE = ("it talks to other devices, and a kernel runs on one", "Keep it outside the fused function.")
 REFERENCE = ("it reads or writes a mutable reference", "Use functional updates: x.at[i].set(value).")
@@ -67,6 +69,18 @@ def custom_linear_solve(b: Builder, params: Params, *args: Value) -> list[Value]
 @rule("custom_vmap_call")
 def custom_vmap_call(b: Builder, params: Params, *args: Value) -> list[Value]:
     return inline_any(b, params["call"], args)
+
+
+@rule("call_hi_primitive")
+def call_hi_primitive(b: Builder, params: Params, *args: Value) -> list[Value]:
+    """A call of JAX 0.12 that brings its own expansion, on the tree of its operands."""
+    prim = params["_prim"]
+
+    def expand(*xs: jax.Array) -> list[jax.Array]:
+        return jax.tree.leaves(prim.expand(*jax.tree.unflatten(prim.in_tree, xs)))
+
+    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in params["_in"]]
+    return inline_own(b, jax.make_jaxpr(expand)(*avals), args)
 
 
 @rule("linear_call")
