@@ -20,7 +20,11 @@ def newer_rows(name: str) -> list[Row]:
     if fn is None:
         return []
     if name == "one_minus_square":
-        real = [row(name, fn, EDGES), row(f"{name}_int", fn, WHOLE), row(f"{name}_f64", fn, UNIT.astype(float), x64=True)]
+        real = [
+            row(name, fn, EDGES),
+            row(f"{name}_int", fn, WHOLE),
+            row(f"{name}_f64", fn, UNIT.astype(float), x64=True),
+        ]
         return [*real, row(f"{name}_complex", fn, Z, ulps=16, floor=1)]
     terms = f32(0.5, -1, 2, 0, 3, -0.25, 1, 0.125, -2, 4)
     return [

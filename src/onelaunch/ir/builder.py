@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Iterator
 
 import numpy as np
 
@@ -14,6 +13,9 @@ from onelaunch.ir.nodes import Block, Value, Window
 from onelaunch.ir.types import Type
 
 INT32 = np.dtype("int32")
+
+#: dims of the left and of the right operand
+Dims = tuple[Sequence[int], Sequence[int]]
 
 
 class Builder:
@@ -43,7 +45,7 @@ class Builder:
     def const(self, x: object, dtype: np.dtype) -> Value:
         """A scalar constant of ``dtype``."""
         out = self.value((), dtype)
-        self.add(n.Const(np.asarray(x).astype(dtype)[()], out, where=self.where))
+        self.add(n.Const(np.asarray(x).astype(dtype).reshape(1)[0], out, where=self.where))
         return out
 
     def full(self, shape: Sequence[int], x: object, dtype: np.dtype) -> Value:
@@ -105,7 +107,9 @@ class Builder:
         self.add(n.Move(op, tuple(args), out, where=self.where))
         return out
 
-    def slice(self, x: Value, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int] | None = None) -> Value:
+    def slice(
+        self, x: Value, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int] | None = None
+    ) -> Value:
         strides = tuple(strides or (1,) * x.ndim)
         shape = [max(0, -(-(e - s) // t)) for s, e, t in zip(starts, limits, strides)]
         return self.move(n.Slice(tuple(starts), strides), (x,), shape)
@@ -132,12 +136,16 @@ class Builder:
         return self.move(n.Concatenate(axis), tuple(xs), shape)
 
     # --- indexing -------------------------------------------------------------------------------------
-    def gather(self, x: Value, starts: Sequence[Value], window: Window, shape: Sequence[int], fill: Value | None = None) -> Value:
+    def gather(
+        self, x: Value, starts: Sequence[Value], window: Window, shape: Sequence[int], fill: Value | None = None
+    ) -> Value:
         out = self.value(shape, x.dtype)
         self.add(n.Gather(x, tuple(starts), window, fill, out, where=self.where))
         return out
 
-    def update(self, monoid: str, x: Value, starts: Sequence[Value], updates: Value, window: Window, unique: bool = False) -> Value:
+    def update(
+        self, monoid: str, x: Value, starts: Sequence[Value], updates: Value, window: Window, unique: bool = False
+    ) -> Value:
         out = self.value(x.shape, x.dtype)
         self.add(n.Update(monoid, x, tuple(starts), updates, window, out, unique, where=self.where))
         return out
@@ -151,7 +159,9 @@ class Builder:
         return self.update("set", x, (i,), item, leading_window(x.shape), unique=True)
 
     # --- the rest -------------------------------------------------------------------------------------
-    def dot(self, lhs: Value, rhs: Value, contract: tuple, batch: tuple, dtype: np.dtype, precision: str = "ieee") -> Value:
+    def dot(
+        self, lhs: Value, rhs: Value, contract: Dims, batch: Dims, dtype: np.dtype, precision: str = "ieee"
+    ) -> Value:
         shape = [lhs.shape[d] for d in batch[0]]
         for x, side in ((lhs, 0), (rhs, 1)):
             shape += [s for d, s in enumerate(x.shape) if d not in contract[side] and d not in batch[side]]
@@ -196,7 +206,9 @@ class Builder:
             if c.type != r.type:
                 raise TypeError(f"loop carry changes type: {c.type} -> {r.type}")
         outs = tuple(self.value(v.shape, v.dtype, v.hint) for v in init)
-        self.add(n.Loop(carry, tuple(init), Block(tuple(made), results), outs, condition, trip, index, where=self.where))
+        self.add(
+            n.Loop(carry, tuple(init), Block(tuple(made), results), outs, condition, trip, index, where=self.where)
+        )
         return outs
 
     def branch(self, index: Value, bodies: Sequence[Callable[[], Sequence[Value]]]) -> tuple[Value, ...]:

@@ -12,6 +12,8 @@ from onelaunch.ops.sort import put_at, ranks
 
 SWEEPS = 15
 
+State = tuple[jax.Array, jax.Array]
+
 
 def partners(step: jax.Array, n: int) -> jax.Array:
     """Whom each index meets at a step of a round-robin tournament; itself where it rests."""
@@ -37,16 +39,16 @@ def rotation(mine: jax.Array, theirs: jax.Array, cross: jax.Array, first: jax.Ar
 
 
 def sweeps(
-    state: tuple, turn: Callable[[jax.Array, tuple], tuple], n: int, done: Callable[[tuple], jax.Array]
-) -> tuple:
+    state: State, turn: Callable[[jax.Array, State], State], n: int, done: Callable[[State], jax.Array]
+) -> State:
     """Repeat whole tournaments of ``turn`` until ``done`` or SWEEPS of them."""
     rounds = n + n % 2 - 1
 
-    def going(carry: tuple) -> jax.Array:
+    def going(carry: tuple[jax.Array, State]) -> jax.Array:
         count, state = carry
         return (count < SWEEPS) & ~done(state)
 
-    def sweep(carry: tuple) -> tuple:
+    def sweep(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
         count, state = carry
         return count + 1, lax.fori_loop(0, rounds, turn, state)
 
@@ -64,7 +66,7 @@ def eigh_matrix(a: jax.Array, lower: bool) -> tuple[jax.Array, jax.Array]:
     me = lax.iota(jnp.int32, n)
     tolerance = jnp.finfo(a.dtype).eps ** 2
 
-    def turn(step: jax.Array, state: tuple) -> tuple:
+    def turn(step: jax.Array, state: State) -> State:
         a, vt = state
         other = partners(step, n)
         diagonal = jnp.sum(jnp.where(eye, a, 0), axis=1)
@@ -77,7 +79,7 @@ def eigh_matrix(a: jax.Array, lower: bool) -> tuple[jax.Array, jax.Array]:
         a = c[None, :] * a + s[None, :] * a[:, other]
         return a, c[:, None] * vt + s[:, None] * vt[other]
 
-    def done(state: tuple) -> jax.Array:
+    def done(state: State) -> jax.Array:
         a, _ = state
         off = jnp.sum(jnp.where(eye, 0, a * a))
         return ~(off > tolerance * jnp.sum(a * a))
@@ -101,7 +103,7 @@ def rotate_columns(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     me = lax.iota(jnp.int32, n)
     tolerance = jnp.finfo(a.dtype).eps ** 2
 
-    def turn(step: jax.Array, state: tuple) -> tuple:
+    def turn(step: jax.Array, state: State) -> State:
         at, vt = state
         other = partners(step, n)
         theirs, norms = at[other], jnp.sum(at * at, axis=1)
@@ -109,7 +111,7 @@ def rotate_columns(a: jax.Array) -> tuple[jax.Array, jax.Array]:
         c, s = rotation(norms, norms[other], cross, me < other)
         return c[:, None] * at + s[:, None] * theirs, c[:, None] * vt + s[:, None] * vt[other]
 
-    def done(state: tuple) -> jax.Array:
+    def done(state: State) -> jax.Array:
         at, _ = state
         gram = jnp.sum(at[:, None, :] * at[None, :, :], axis=2)
         norms = jnp.sum(at * at, axis=1)

@@ -42,9 +42,10 @@ def column(b: Builder, indices: Value, k: int) -> Value:
 def iota_dim(b: Builder, x: Value) -> int | None:
     """The dim d for which x[i] == i[d] (a counter along d), or None."""
     node = b.defs.get(x)
+    dim: int | None
     match node:
-        case n.Iota(dim=dim):
-            return dim
+        case n.Iota():
+            return node.dim
         case n.Map(fn="cast", args=(arg,)) if arg.dtype.kind in "iu" and x.dtype.kind in "iu":
             dim = iota_dim(b, arg)
             return dim if dim is not None and arg.shape[dim] - 1 <= np.iinfo(x.dtype).max else None

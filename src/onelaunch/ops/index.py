@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value, Window
 from onelaunch.ir.types import is_bool, is_float, is_signed
 from onelaunch.ops.facts import column, iota_dim, known_scalar
-from onelaunch.ops.table import Params, Rule, refuse, retrace, rule
+from onelaunch.ops.table import Params, refuse, retrace, rule
 
 Mode = lax.GatherScatterMode
 
@@ -85,7 +85,7 @@ def columns(b: Builder, indices: Value, window: Window, shape: tuple[int, ...]) 
     One that counts along a batch dim is no start but a batching dim, so that the batch stays parallel; one along
     a dim taken whole is always clamped to 0.
     """
-    start, batching, starts = list(window.start), list(window.batching), []
+    start, batching, starts = list(window.start), list(window.batching), list[Value]()
     for d, k in enumerate(window.start):
         if k is None:
             continue
@@ -150,7 +150,7 @@ def scatter_window(b: Builder, params: Params, x: Value, indices: Value, updates
     return columns(b, indices, replace(window, sizes=sizes, mode=mode), x.shape)
 
 
-def scatter_by(monoid: str) -> Rule:
+def scatter_by(monoid: str) -> Callable[..., Value]:
     def scatter(b: Builder, params: Params, x: Value, indices: Value, updates: Value) -> Value:
         if not updates.size or not x.size:
             return x
@@ -172,8 +172,9 @@ def scatter_sub(b: Builder, params: Params, x: Value, indices: Value, updates: V
 @rule("scatter")
 def scatter_set(b: Builder, params: Params, x: Value, indices: Value, updates: Value) -> Value:
     """A plain write, or (``.at[].apply``) a function of the old element and the update."""
-    body = params["update_jaxpr"]
-    if body is None or getattr(body, "jaxpr", body).outvars[0] is getattr(body, "jaxpr", body).invars[1]:
+    body: Any = params["update_jaxpr"]
+    jaxpr: Any = getattr(body, "jaxpr", body)
+    if body is None or jaxpr.outvars[0] is jaxpr.invars[1]:
         return scatter_by("set")(b, params, x, indices, updates)
     return apply_at(b, params, x, indices, updates)
 

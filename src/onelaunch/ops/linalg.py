@@ -279,23 +279,26 @@ def qr(b: Builder, params: Params, a: Value) -> list[Value]:
 # --- tridiagonal -------------------------------------------------------------------------------------------
 
 
+Lines = tuple[jax.Array, ...]
+
+
 def thomas(dl: jax.Array, d: jax.Array, du: jax.Array, b: jax.Array) -> jax.Array:
     """x of a tridiagonal system, by elimination without pivoting; b is [n, k]."""
 
-    def down(state: tuple, line: tuple) -> tuple:
+    def down(state: Lines, line: Lines) -> tuple[Lines, Lines]:
         upper, value = state
         low, mid, up, rhs = line
         pivot = mid - low * upper
         new = up / pivot, (rhs - low * value) / pivot
         return new, new
 
-    def up(x: jax.Array, line: tuple) -> tuple:
+    def up(x: jax.Array, line: Lines) -> tuple[jax.Array, jax.Array]:
         upper, value = line
         x = value - upper * x
         return x, x
 
-    zero = jnp.zeros((), d.dtype), jnp.zeros_like(b[0])
-    _, swept = lax.scan(down, zero, (dl, d, du, b))
+    zero: Lines = (jnp.zeros((), d.dtype), jnp.zeros_like(b[0]))
+    swept = lax.scan(down, zero, (dl, d, du, b))[1]
     return lax.scan(up, zero[1], swept, reverse=True)[1]
 
 

@@ -74,7 +74,7 @@ def slice_(b: Builder, params: Params, x: Value) -> Value:
 
 @rule("pad")
 def pad(b: Builder, params: Params, x: Value, fill: Value) -> Value:
-    config = [tuple(int(c) for c in triple) for triple in params["padding_config"]]
+    config = [(int(low), int(high), int(inner)) for low, high, inner in params["padding_config"]]
     if not any(any(triple) for triple in config):
         return x
     return b.pad(x, fill, config)

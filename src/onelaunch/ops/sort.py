@@ -75,7 +75,9 @@ def bitonic(keys: Keys) -> jax.Array:
     lane = lax.iota(jnp.int32, padded)
     levels = padded.bit_length() - 1
 
-    def step(_: int, state: tuple[jax.Array, jax.Array, list[jax.Array]]) -> tuple:
+    def step(
+        _: int, state: tuple[jax.Array, jax.Array, list[jax.Array]]
+    ) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
         block, reach, rows = state
         partner = lane ^ reach
         other = [row[..., partner] for row in rows]

@@ -99,8 +99,9 @@ def inline(b: Builder, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[
 
 def literal(b: Builder, atom: core.Literal) -> Value:
     """A literal as constants: a complex one is its two parts."""
-    words = raw(np.asarray(atom.val, atom.aval.dtype))
-    if words.ndim != 1 or atom.aval.shape != ():
+    aval: Any = atom.aval
+    words = raw(np.asarray(atom.val, aval.dtype))
+    if words.ndim != 1 or aval.shape != ():
         return b.array(words)
     return b.concatenate([b.reshape(b.const(w, w.dtype), (1,)) for w in words], 0)
 
@@ -133,7 +134,9 @@ def retrace(b: Builder, fun: Callable[..., Any], /, *args: Value, **static: Any)
     closed = b.memo.get(key)
     if closed is None:
         avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
-        closed = b.memo[key] = jax.make_jaxpr(partial(fun, **static))(*avals)
+        # The rule's code must not depend on how strict the user's own promotion is.
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            closed = b.memo[key] = jax.make_jaxpr(partial(fun, **static))(*avals)
     assert isinstance(closed, core.ClosedJaxpr)
     return inline_own(b, closed, args)
 
@@ -185,7 +188,8 @@ def open_foreign(b: Builder, eqn: core.JaxprEqn, args: list[Value]) -> list[Valu
         return None
     b.memo["opening", name] = True
     try:
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+        given: list[Any] = [v.aval for v in eqn.invars]
+        avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given]
         closed = jax.make_jaxpr(lambda *xs: impl(*xs, **eqn.params))(*avals)
         if any(e.primitive.name == name for e in closed.jaxpr.eqns):
             return None

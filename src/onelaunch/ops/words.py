@@ -17,7 +17,7 @@ PARTS = {np.dtype("complex64"): np.dtype("float32"), np.dtype("complex128"): np.
 
 def is_key(aval: Any) -> bool:
     """Whether an array or abstract value holds typed keys."""
-    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
+    return bool(jnp.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
 def is_complex(aval: Any) -> bool:
@@ -33,11 +33,11 @@ def is_compound(aval: Any) -> bool:
 def key_shape(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of the words behind an abstract value; those of the value itself where it is plain."""
     if is_key(aval):
-        words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-        return tuple(words.shape), np.dtype(words.dtype)
+        aval = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
     if is_complex(aval):
         return (*aval.shape, 2), PARTS[aval.dtype]
-    return tuple(aval.shape), np.dtype(aval.dtype)
+    dtype: np.dtype = np.dtype(aval.dtype)
+    return tuple(aval.shape), dtype
 
 
 def raw(const: Any) -> np.ndarray:
