@@ -9,10 +9,10 @@ import jax
 import jax.extend.core
 
 from rows import complex as complexes
-from rows import control, elementwise, foreign, index, linalg, matmul, random, reduce, shape, sort, versions
+from rows import control, elementwise, foreign, index, linalg, matmul, memory, random, reduce, shape, sort, versions
 from rows.row import Row
 
-SUBJECTS = (elementwise, shape, reduce, index, matmul, random, control, linalg, sort, foreign, complexes, versions)
+SUBJECTS = (elementwise, shape, reduce, index, matmul, random, control, linalg, sort, foreign, complexes, versions, memory)
 
 CASES: tuple[Row, ...] = tuple(row for subject in SUBJECTS for row in subject.ROWS)
 

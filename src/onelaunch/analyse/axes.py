@@ -178,6 +178,8 @@ def _move(axes: Axes, node: n.Move) -> None:
 def reshape_groups(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
     """The dims of two shapes of one size, in groups of equal product; dims of size 1 stand in no group."""
     groups: list[tuple[list[int], list[int]]] = []
+    if 0 in a:
+        return groups
     left = [d for d, s in enumerate(a) if s != 1]
     right = [d for d, s in enumerate(b) if s != 1]
     i = j = 0

@@ -192,6 +192,7 @@ class Control:
                 moved.append((r, p.buffers[c]))
         targets = {id(b) for _, b in moved}
         staged = []
+        direct = []
         for r, target in moved:
             hazards = {id(p.buffers[v]) for v in self._reads(r)} & targets
             if hazards:
@@ -199,7 +200,9 @@ class Control:
                 copy(p, r, temporary)
                 staged.append((r, temporary, target))
             else:
-                copy(p, r, target)
+                direct.append((r, target))
+        for r, target in direct:
+            copy(p, r, target)
         for r, temporary, target in staged:
             saved, home = p.buffers.get(r), p.plan.home[r]
             p.buffers[r], p.plan.home[r] = temporary, Home.MEMORY

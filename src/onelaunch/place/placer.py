@@ -238,6 +238,12 @@ class Placer:
             raise NeedsMemory(v)
         positions = [free[0] if m == j else i.k for m, i in enumerate(idx) if m == j or isinstance(i, Lane)]
         source = self._arrange(var, positions, len(space))
+        low, high = self.w.bounds(index)
+        if low < 0:  # padding lanes may point anywhere
+            index = self.w.index_op("max", index, 0)
+        if high >= var.shape[j]:
+            index = self.w.index_op("min", index, var.shape[j] - 1)
+        assert isinstance(index, Var)
         shape = tuple(space[free[0]].p if k == free[0] else s for k, s in enumerate(source.shape))
         return self.w.op("gather", (source, self.w.full(index, shape)), var.dtype, shape, (free[0],))
 

@@ -248,7 +248,9 @@ def _cover(p: Placer, node: n.Update, idx: Indices, space: Space, fixed: dict[in
     inside: Var | bool = True
     for d in range(x.ndim):
         which, k = win.start[d], win.offset[d]
-        if which is None and win.batching[d] is not None:
+        if which is None and (b := win.batching[d]) is not None:
+            if at[b] != idx[d]:  # two dims run with one batch dim: a diagonal
+                inside = w.both(inside, w.compare("eq", p.number(idx[d], space), p.number(at[b], space)))
             continue
         if which is None and k is not None and win.sizes[d] == x.shape[d]:
             at[k] = idx[d]

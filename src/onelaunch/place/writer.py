@@ -43,6 +43,7 @@ class Writer:
         #: bounds (inclusive) of index Vars where they are known
         self.ranges: dict[Var, tuple[int, int]] = {}
         self.counters: dict[Var, Var] = {}
+        self.makers: dict[Var, tuple[str, tuple[Number, ...], tuple[object, ...]]] = {}
         self.where: Where | None = None
         self.group = 0
         self.overlaps = False
@@ -73,6 +74,8 @@ class Writer:
             if key in scope:
                 return scope[key]
         outs = tuple(Var(dtype, shape, hint) for dtype, shape in types)
+        if len(outs) == 1:
+            self.makers[outs[0]] = (fn, tuple(args), attrs)
         self.add(Op(fn, tuple(args), outs, attrs))
         self.known[-1][key] = outs
         return outs
@@ -223,6 +226,35 @@ class Writer:
         if x.dtype.kind == "u" and x.dtype.itemsize >= 4 or x.dtype.itemsize == 8 and target == INT32:
             return self.op("index_saturate", (x,), target)
         return self.op("index_cast", (x,), target)
+
+    def bounds(self, x: Number) -> tuple[int, int]:
+        """The least and the greatest that an index can be, as far as its making tells."""
+        if isinstance(x, int):
+            return x, x
+        unknown = (-(2**63), 2**63)
+        fn, args, attrs = self.makers.get(x, ("", (), ()))
+        if fn == "arange":
+            return 0, int(str(attrs[0])) - 1
+        if fn in ("spread", "broadcast", "index_to"):
+            return self.bounds(args[0])
+        if fn not in ("index_add", "index_sub", "index_mul", "index_min", "index_max", "index_div", "index_mod"):
+            return unknown
+        (a, b), (c, d) = map(self.bounds, args)
+        match fn:
+            case "index_add":
+                return a + c, b + d
+            case "index_sub":
+                return a - d, b - c
+            case "index_min":
+                return min(a, c), min(b, d)
+            case "index_max":
+                return max(a, c), max(b, d)
+            case "index_div":
+                return (a // c, b // c) if c == d and a >= 0 else unknown
+            case "index_mod":
+                return (0, c - 1) if c == d and a >= 0 else unknown
+        corners = [x * y for x in (a, b) for y in (c, d)]
+        return min(corners), max(corners)
 
     def counted(self, i: Number, dtype: np.dtype) -> Var:
         """An index as a value of ``dtype``: a loop's counter may be a Python integer when Triton interprets."""

@@ -43,6 +43,9 @@ class _Simplify:
                 return [node]
             case n.Map():
                 return self._map(node)
+            case n.Update() if node.updates.size == 0:
+                self.renamed[node.out] = node.operand
+                return []
             case n.Loop():
                 return self._loop(node)
             case n.Branch():
