@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from onelaunch.ir import nodes as n
 from onelaunch.ir.nodes import Value
+from onelaunch.place.regions import straight
 from onelaunch.schedule.plan import Home, Plan
 
 
@@ -19,6 +20,8 @@ class Aliases:
 
     in_place: set[n.Update] = field(default_factory=set)
     taken: set[tuple[n.Loop, int]] = field(default_factory=set)
+    #: element-wise loop results that overwrite the carry they replace
+    replaced: dict[Value, Value] = field(default_factory=dict)
     branches: dict[tuple[n.Branch, int], Value] = field(default_factory=dict)
 
 
@@ -75,6 +78,7 @@ class _Analysis:
                     self.found.taken.add((node, j))
             for inner in n.blocks(node):
                 self.block(inner, node.carry if inner is node.body else ())
+            self._replace(node)
         elif isinstance(node, n.Branch):
             dead = tuple(v for v in mine if self.plan.home[v] is Home.MEMORY and last.get(v, -1) <= k)
             for inner in node.blocks:
@@ -84,6 +88,24 @@ class _Analysis:
                 if len(roots) == 1 and (root := roots.pop()) in dead:
                     if sum(1 for i in range(len(node.outs)) if self.found.branches.get((node, i)) is root) == 0:
                         self.found.branches[(node, j)] = root
+
+    def _replace(self, node: n.Loop) -> None:
+        """Results computed element by element from the carry they replace, where nothing after them reads it."""
+        position = {v: k for k, child in enumerate(node.body.nodes) for v in n.outputs(child)}
+        for c, r in zip(node.carry, node.body.results):
+            maker = self.producer.get(r)
+            memory = self.plan.home[c] is Home.MEMORY and self.plan.home[r] is Home.MEMORY
+            if not memory or not isinstance(maker, n.Map) or r not in position or node.body.results.count(r) > 1:
+                continue
+            later = any(
+                c in self.storage(u)
+                for child in node.body.nodes[position[r] + 1 :]
+                if n.blocks(child) or any(self.plan.home[v] is not Home.INLINE for v in n.outputs(child))
+                for u in n.uses(child)
+            )
+            kept = any(c in self.storage(other) for other in node.body.results if other is not r)
+            if not later and not kept and straight(maker, {c}, self.plan, self.producer):
+                self.found.replaced[r] = c
 
     def _once(self, node: n.Update, x: Value) -> bool:
         """The update's own operands read ``x`` at most through one whole fetch before its stores."""

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from onelaunch.place.nodes import Barrier, Buffer, For, If, Load, Stmt, Store, While, inner_blocks, walk
+from onelaunch.place.nodes import Barrier, Buffer, For, If, Load, Stmt, Store, Var, While, inner_blocks, walk
+
+
+def _lanes(stmt: Load | Store) -> Var | None:
+    """The address expression of an access by lanes: two accesses by one expression touch an element from one thread."""
+    return stmt.offset if isinstance(stmt.offset, Var) and stmt.offset.shape else None
 
 
 @dataclass
 class State:
-    """Buffers touched since the last barrier: the groups of stores that wrote each, and those read."""
+    """Accesses since the last barrier: who wrote each buffer (group of stores, address expression), who read it."""
 
-    written: dict[Buffer, set[int]] = field(default_factory=dict)
-    read: set[Buffer] = field(default_factory=set)
+    written: dict[Buffer, set[tuple[int, Var | None]]] = field(default_factory=dict)
+    read: dict[Buffer, set[Var | None]] = field(default_factory=dict)
 
     def copy(self) -> State:
-        return State({b: set(g) for b, g in self.written.items()}, set(self.read))
+        return State({b: set(w) for b, w in self.written.items()}, {b: set(r) for b, r in self.read.items()})
 
     def merge(self, other: State) -> None:
-        for b, groups in other.written.items():
-            self.written.setdefault(b, set()).update(groups)
-        self.read |= other.read
+        for b, writers in other.written.items():
+            self.written.setdefault(b, set()).update(writers)
+        for b, addresses in other.read.items():
+            self.read.setdefault(b, set()).update(addresses)
 
     def clear(self) -> None:
         self.written.clear()
@@ -32,10 +38,13 @@ class State:
 
     def must_wait(self, stmt: Load | Store) -> bool:
         """Whether another thread may still be reading or writing what ``stmt`` touches."""
-        groups = self.written.get(stmt.buffer, set())
+        here = _lanes(stmt)
+        elsewhere = {w for w in self.written.get(stmt.buffer, set()) if here is None or w[1] is not here}
         if isinstance(stmt, Load):
-            return bool(groups)
-        return stmt.buffer in self.read or bool(groups - {stmt.group}) or (stmt.overlaps and bool(groups))
+            return bool(elsewhere)
+        if any(here is None or address is not here for address in self.read.get(stmt.buffer, set())):
+            return True
+        return any(group != stmt.group or stmt.overlaps for group, _ in elsewhere)
 
 
 def insert(block: list[Stmt]) -> None:
@@ -56,9 +65,9 @@ def _block(block: list[Stmt], state: State) -> None:
                     state.clear()
                     k += 1
                 if isinstance(stmt, Store):
-                    state.written.setdefault(stmt.buffer, set()).add(stmt.group)
+                    state.written.setdefault(stmt.buffer, set()).add((stmt.group, _lanes(stmt)))
                 elif stmt.buffer.role != "in":
-                    state.read.add(stmt.buffer)
+                    state.read.setdefault(stmt.buffer, set()).add(_lanes(stmt))
             case For() | While():
                 if any(state.must_wait(s) for s in walk([stmt]) if isinstance(s, Load)):  # once, not at every turn
                     block.insert(k, Barrier())

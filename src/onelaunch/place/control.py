@@ -9,7 +9,8 @@ from onelaunch.ir.nodes import Value
 from onelaunch.place.alias import Aliases
 from onelaunch.place.nodes import Buffer, For, If, Var, While
 from onelaunch.place.placer import NeedsNoGrid, Placer
-from onelaunch.place.store import copy, materialise, update_memory
+from onelaunch.place.regions import Region, readers, split
+from onelaunch.place.store import copy, fill_region, materialise, update_memory
 from onelaunch.place.views import View, flows, parts
 from onelaunch.place.writer import BOOL, INT32, INT64
 from onelaunch.schedule.plan import Home
@@ -25,6 +26,7 @@ class Control:
         self.scratch: list[Buffer] = []
         self.claimed: set[View] = set()
         self.views: dict[View, Buffer] = {}
+        self.readers = readers(p.graph)
         self.flows = flows(p.graph, [row_major(v.shape) for v in p.graph.block.results])
 
     # --- buffers --------------------------------------------------------------------------------------
@@ -66,7 +68,10 @@ class Control:
 
     # --- blocks ---------------------------------------------------------------------------------------
     def block(self, block: n.Block) -> None:
-        for node in block.nodes:
+        for node in split(block, self.p.plan, self.p.producer, self.readers):
+            if isinstance(node, Region):
+                self.region(node)
+                continue
             self.p.w.where = node.where
             if isinstance(node, n.Loop):
                 self.loop(node)
@@ -79,6 +84,16 @@ class Control:
                     home = self.p.plan.home[v]
                     if home is not Home.INLINE:
                         materialise(self.p, node, v, self.storage(v) if home is Home.MEMORY else None)
+
+    def region(self, region: Region) -> None:
+        """Element-wise values in memory: in place over a carry that dies here, else in storage of their own."""
+        p = self.p
+        p.w.where = region.nodes[0].where
+        for v in region.values:
+            if v in region.stored:
+                carry = self.aliases.replaced.get(v)
+                p.buffers[v] = p.buffers[carry] if carry is not None else self.storage(v)
+        fill_region(p, region)
 
     def update(self, node: n.Update) -> None:
         p = self.p

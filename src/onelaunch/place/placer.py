@@ -52,6 +52,8 @@ class Placer:
         self.producer = {v: node for node in n.walk(graph.block) for v in n.outputs(node)}
         self.regs: dict[Value, dict[tuple[int, ...], Var]] = {}
         self.buffers: dict[Value, Buffer] = {}
+        #: elements of a region computed so far, and the index they stand at
+        self.local: tuple[dict[Value, Var], tuple[Index, ...]] = ({}, ())
         self.batch: Axis | None = None
         self.program: Var | None = None
         self._grid_axis()
@@ -138,6 +140,10 @@ class Placer:
             node = self.producer[v]
             return ELEM[type(node)](self, node, v, idx, space)
         if home is Home.MEMORY:
+            made, here = self.local
+            if v in made:
+                assert idx == here, f"{v!r} is read beside the element at hand"
+                return made[v]
             return self._read_memory(v, idx, space)
         return self._read_registers(v, idx, space)
 

@@ -144,7 +144,7 @@ class Reduction:
         left = budget // max(1, math.prod(pow2(self.extents[t]) for t in tiles))
         chunked = loops[-1] if left >= 32 and not tiles else None
         shape = p.full_shape(self.space)
-        width = min(left, 1024, pow2(self.extents[chunked])) if chunked is not None else 1
+        width = min(left, 128 * p.plan.limits.num_warps, pow2(self.extents[chunked])) if chunked is not None else 1
         if chunked is not None:
             shape = (*shape, width)
         start = w.full(w.const(identity(self.monoid, self.wide), self.wide), shape)

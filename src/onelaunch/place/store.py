@@ -12,6 +12,7 @@ from onelaunch.place.elem import window_index
 from onelaunch.place.nodes import Buffer, For, If, Var
 from onelaunch.place.placer import ELEM, NeedsMemory, NeedsNoGrid, Placer, elem
 from onelaunch.place.reduce import extend, identity
+from onelaunch.place.regions import Region
 from onelaunch.place.space import Axis, Index, Lane, Space, pow2
 from onelaunch.place.writer import BOOL, FLOAT32, HALVES, INT32
 from onelaunch.schedule.plan import Home
@@ -41,7 +42,7 @@ def iterate(p: Placer, shape: Sequence[int], kinds: Sequence[str], body: Body) -
             budget //= pow2(shape[d])
             continue
         if budget >= 32:
-            chunk = (d, min(budget, 1024))
+            chunk = (d, min(budget, 128 * limits.num_warps))
         break
     pieces = math.prod(s for s, k in zip(shape, kinds) if k == "unroll")
     static = {d for d, k in enumerate(kinds) if k == "unroll" and (pieces <= limits.unroll_value or shape[d] == 1)}
@@ -107,6 +108,25 @@ def fill(p: Placer, v: Value, buffer: Buffer, element: Callable[[Indices, Space]
     """Write every element of a value into a buffer."""
     p.w.new_group()
     iterate(p, v.shape, p.plan.dims[v], lambda idx, space: store_element(p, buffer, idx, space, element(idx, space)))
+
+
+def fill_region(p: Placer, region: Region) -> None:
+    """Compute the values of a region element by element and store those that are read elsewhere."""
+    first = region.values[0]
+    p.w.new_group()
+
+    def body(idx: Indices, space: Space) -> None:
+        p.local = ({}, idx)
+        for node in region.nodes:
+            p.w.where = node.where
+            for v in node.outs:
+                p.local[0][v] = ELEM[n.Map](p, node, v, idx, space)
+        made, p.local = p.local[0], ({}, ())
+        for v in region.values:
+            if v in region.stored:
+                store_element(p, p.buffers[v], idx, space, made[v])
+
+    iterate(p, first.shape, p.plan.dims[first], body)
 
 
 def copy(p: Placer, v: Value, buffer: Buffer) -> None:

@@ -299,18 +299,19 @@ class Writer:
     def load(self, buffer: Buffer, offset: Number, mask: Var | None) -> Var:
         shape = broadcast_shape([offset, *([mask] if mask is not None else [])])
         key = ("load", id(buffer), offset if isinstance(offset, int) else id(offset), id(mask))
-        if buffer.role == "in":
-            for scope in reversed(self.known):
-                if key in scope:
-                    return scope[key][0]
-        out = Var(buffer.dtype, shape, buffer.name if buffer.role == "in" else "")
+        for scope in reversed(self.known) if buffer.role == "in" else self.known[-1:]:
+            if key in scope:
+                return scope[key][0]
+        out = Var(buffer.dtype, shape, buffer.name.removesuffix("_ptr") if buffer.role == "in" else "")
         self.add(Load(buffer, offset, mask, out))
-        if buffer.role == "in":
-            self.known[-1][key] = (out,)
+        self.known[-1][key] = (out,)
         return out
 
     def store(self, buffer: Buffer, offset: Number, value: Var, mask: Var | None) -> None:
         self.add(Store(buffer, offset, value, mask, self.group, self.overlaps))
+        for scope in self.known:  # what was loaded from the buffer may have changed
+            for key in [k for k in scope if k[0] == "load" and k[1] == id(buffer)]:
+                del scope[key]
 
     def new_group(self, overlaps: bool = False) -> None:
         """The stores from here on belong together (see Store)."""

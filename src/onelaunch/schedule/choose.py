@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from onelaunch.analyse.axes import Axes
+from onelaunch.ir import nodes as n
 from onelaunch.ir.nodes import Graph
 from onelaunch.schedule.homes import computed, parallel_axis
 from onelaunch.schedule.plan import Limits
@@ -32,9 +33,11 @@ def choose(graph: Graph, axes: Axes) -> Limits:
 
 
 def one_program(graph: Graph) -> Limits:
-    """Limits for a program with no parallel axis: more warps where tiles are larger."""
-    widest = max((v.size for v in computed(graph) if v.size <= 4096), default=1)
-    warps = 1 if widest <= 128 else 4 if widest <= 2048 else 8
+    """Limits for a program with no parallel axis: more warps where what loops compute is larger."""
+    loops = [node for node in n.walk(graph.block) if isinstance(node, n.Loop)]
+    inside = {v for loop in loops for child in n.walk(loop.body) for v in n.outputs(child)}
+    widest = max((v.size for v in computed(graph) if v in inside or not loops), default=1)
+    warps = 1 if widest <= 128 else 4 if widest <= 2048 else 8 if widest <= Limits.tile else 16
     return Limits(num_warps=warps)
 
 
