@@ -21,13 +21,20 @@ def identifier(name: str) -> str:
     return f"{word}_" if keyword.iskeyword(word) else word
 
 
+def argument_names(jaxpr: core.Jaxpr) -> list[str]:
+    """The user's names for the parameters (``weights[0]['a']`` is ``weights_0_a``); '' where unknown."""
+    known = getattr(jaxpr.debug_info, "arg_names", None) or ()
+    names = [identifier(name) if name else "" for name in known]
+    return names if len(names) == len(jaxpr.invars) else [""] * len(jaxpr.invars)
+
+
 def to_graph(closed: core.ClosedJaxpr, name: str = "kernel") -> Graph:
     """A closed jaxpr as a Graph; raises FusionError, with the user's line, for what has no rule."""
     assert ops.RULES is table.RULES
     b = Builder()
     params = []
-    for var in closed.jaxpr.invars:
+    for var, hint in zip(closed.jaxpr.invars, argument_names(closed.jaxpr), strict=True):
         shape, dtype = key_shape(var.aval)
-        params.append(b.value(shape, dtype))
+        params.append(b.value(shape, dtype, hint))
     results = table.inline_closed(b, closed, params)
     return Graph(identifier(name), tuple(params), tuple(b.consts), Block(tuple(b.nodes), tuple(results)))
