@@ -8,14 +8,26 @@ import math
 from onelaunch.analyse.axes import Axes
 from onelaunch.ir import nodes as n
 from onelaunch.ir.nodes import Graph
-from onelaunch.schedule.homes import computed, parallel_axis
+from onelaunch.schedule.homes import computed, held_words, parallel_axis
 from onelaunch.schedule.plan import Limits
 
 #: Programs that keep one H200 busy; below it features go to lanes, above it chains do.
 PROGRAMS = 132 * 4
 
 
+#: Registers a thread may hold through a loop for unrolled values; beyond, dims longer than 4 go to lanes.
+HELD_WORDS = 100
+
+
 def choose(graph: Graph, axes: Axes) -> Limits:
+    """The first choice; with fewer unrolled dims where it would hold too much in registers."""
+    limits = first_choice(graph, axes)
+    if limits.held > HELD_WORDS * 4 and held_words(graph, axes, limits) > HELD_WORDS:
+        return dataclasses.replace(limits, unroll_dim=4)
+    return limits
+
+
+def first_choice(graph: Graph, axes: Axes) -> Limits:
     """Limits by the extent of the parallel axis and by what else there is to spread over lanes."""
     batch = parallel_axis(graph, axes)
     if batch is None:
@@ -28,7 +40,7 @@ def choose(graph: Graph, axes: Axes) -> Limits:
     if extent <= PROGRAMS:
         return dataclasses.replace(one_program(graph), lanes=1)
     if extent <= PROGRAMS * 8:
-        return Limits(lanes=_pow2_below(extent // PROGRAMS), num_warps=1)
+        return Limits(lanes=2 * _pow2_below(extent // PROGRAMS), num_warps=1)
     return Limits(unroll_dim=32, unroll_value=256, lanes=32, num_warps=1, held=32)
 
 

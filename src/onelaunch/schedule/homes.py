@@ -81,7 +81,19 @@ def fits(v: Value, dims: tuple[str, ...], limits: Limits) -> bool:
     return pieces <= limits.unroll_value and tile * max(1, limits.lanes if "batch" in dims else 1) <= limits.tile
 
 
-def _held_through_loops(graph: n.Graph, dims: dict[Value, tuple[str, ...]]) -> set[Value]:
+def held_words(graph: n.Graph, axes: Axes, limits: Limits) -> int:
+    """32-bit registers a thread holds through loops for unrolled values that the loops only read."""
+    dims = _dims(graph, axes, limits, parallel_axis(graph, axes) if limits.lanes else None)
+    moved = {v for node in n.walk(graph.block) if isinstance(node, n.Move | n.Const | n.Iota) for v in n.outputs(node)}
+    total = 0
+    for v in held_through_loops(graph, dims) - moved:
+        pieces = math.prod(s for s, kind in zip(v.shape, dims[v]) if kind == "unroll")
+        if v.ndim and "lane" not in dims[v] and pieces <= limits.unroll_value:
+            total += pieces * max(1, v.dtype.itemsize // 4)
+    return total
+
+
+def held_through_loops(graph: n.Graph, dims: dict[Value, tuple[str, ...]]) -> set[Value]:
     """Values made before a loop, the same in all lanes of the grid axis, that the loop reads."""
     found: set[Value] = set()
 
@@ -95,7 +107,7 @@ def _held_through_loops(graph: n.Graph, dims: dict[Value, tuple[str, ...]]) -> s
                 visit(inner, known)
             known.update(n.outputs(node))
 
-    visit(graph.block, set())
+    visit(graph.block, {*graph.params, *(v for v, _ in graph.consts)})
     return found
 
 
@@ -130,7 +142,7 @@ def _homes(graph: n.Graph, limits: Limits, dims: dict[Value, tuple[str, ...]], f
         big_stack = v in stacked and (v.size > limits.small_stack or families.find(v) in results)
         if big_stack or not fits(v, dims[v], limits):
             memory.add(families.find(v))
-    for v in _held_through_loops(graph, dims):
+    for v in held_through_loops(graph, dims):
         if v.size * v.dtype.itemsize > limits.held and v not in inline and v not in inputs:
             memory.add(families.find(v))
     lazy = _lazy(graph, families)
