@@ -6,6 +6,7 @@ import ast
 import re
 import textwrap
 from collections import Counter
+from collections.abc import Callable, Iterable
 
 from onelaunch import device
 from onelaunch.emit.kernel import Kernel, Param
@@ -29,7 +30,8 @@ from onelaunch.place.nodes import (
     walk,
 )
 
-WIDTH = 100
+#: No line of a generated module is wider.
+WIDTH = 120
 
 
 def emit(program: Program, plan: str, num_warps: int, num_stages: int = 1) -> Kernel:
@@ -60,7 +62,7 @@ def _module(program: Program, plan: str, printer: _Printer, body: list[str]) -> 
     doc += [f"    {printer.names.buffer(b)}: {b.role}, {b.dtype}{list(b.shape)}" for b in buffers]
     doc += ['    """']
     signature = f"def {program.name}({arguments}):"
-    if len(signature) > WIDTH + 20:
+    if len(signature) > WIDTH:
         signature = f"def {program.name}(\n" + "".join(f"    {printer.names.buffer(b)},\n" for b in buffers) + "):"
     parts = ["import triton\nimport triton.language as tl\n"]
     if helpers:
@@ -115,6 +117,11 @@ _STEMS = {
 }
 
 
+def _stem(op: Op) -> str:
+    """What to call the result of an operation that has no name of the user's."""
+    return _STEMS.get(op.fn, op.fn.removeprefix("index_"))
+
+
 class _Printer:
     def __init__(self, program: Program):
         self.program = program
@@ -123,6 +130,7 @@ class _Printer:
             self.names.buffer(b)
         self.uses = Counter(u for s in walk(program.body) for u in direct_uses(s))
         self.inline: dict[Var, tuple[str, int]] = {}
+        self.stems: dict[Var, str] = {}
         self.reads: dict[Var, frozenset[Var]] = {}
         self.lines: list[str] = []
         self.depth = 1
@@ -165,6 +173,21 @@ class _Printer:
     # --- lines ----------------------------------------------------------------------------------------
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
+
+    def fitted(self, make: Callable[[], str], parts: Iterable[Var | int | None]) -> None:
+        """A line of text; where it is too wide, its longest inner expressions get lines and names of their own."""
+        inner = [a for a in parts if isinstance(a, Var) and a in self.inline]
+        while len(text := make()) + 4 * self.depth > WIDTH and inner:
+            longest = max(inner, key=lambda a: len(self.inline[a][0]))
+            inner = [a for a in inner if a is not longest]
+            self.spill(longest)
+        self.line(text)
+
+    def spill(self, v: Var) -> None:
+        """A line and a name for an expression that was to stand in another."""
+        text, _ = self.inline.pop(v)
+        self.reads.pop(v)
+        self.line(f"{self.names.of(v, self.stems[v])} = {text}")
 
     def comment(self, where: Where | None) -> None:
         if where is not None and where != self.where:
@@ -212,19 +235,12 @@ class _Printer:
             self.comment(stmt.where)
         match stmt:
             case Op():
-                text, _ = self.expression(stmt)
-                used = [self._target(stmt, o) for o in stmt.outs]
-                self.line(f"{', '.join(used)} = {text}")
+                targets = ", ".join([self._target(stmt, o) for o in stmt.outs])
+                self.fitted(lambda: f"{targets} = {self.expression(stmt)[0]}", stmt.args)
             case Load():
-                mask = f", mask={self.text(stmt.mask)}, other=0" if stmt.mask is not None else ""
-                boolean = " != 0" if is_bool(stmt.buffer.dtype) else ""
-                self.line(f"{self.name(stmt.out)} = tl.load({self.pointer(stmt)}{mask}){boolean}")
+                self.fitted(lambda: self._load(stmt), (stmt.offset, stmt.mask))
             case Store():
-                mask = f", mask={self.text(stmt.mask)}" if stmt.mask is not None else ""
-                value, level = self.operand(stmt.value)
-                if is_bool(stmt.buffer.dtype):
-                    value = f"({value}).to(tl.int8)" if level < ATOM else f"{value}.to(tl.int8)"
-                self.line(f"tl.store({self.pointer(stmt)}, {value}{mask})")
+                self.fitted(lambda: self._store(stmt), (stmt.offset, stmt.mask, stmt.value))
             case Barrier():
                 self.line("tl.debug_barrier()")
             case For():
@@ -234,11 +250,22 @@ class _Printer:
             case If():
                 self._if(stmt)
 
+    def _load(self, stmt: Load) -> str:
+        mask = f", mask={self.text(stmt.mask)}, other=0" if stmt.mask is not None else ""
+        boolean = " != 0" if is_bool(stmt.buffer.dtype) else ""
+        return f"{self.name(stmt.out)} = tl.load({self.pointer(stmt)}{mask}){boolean}"
+
+    def _store(self, stmt: Store) -> str:
+        mask = f", mask={self.text(stmt.mask)}" if stmt.mask is not None else ""
+        value, level = self.operand(stmt.value)
+        if is_bool(stmt.buffer.dtype):
+            value = f"({value}).to(tl.int8)" if level < ATOM else f"{value}.to(tl.int8)"
+        return f"tl.store({self.pointer(stmt)}, {value}{mask})"
+
     def _target(self, op: Op, out: Var) -> str:
         if not self.uses[out]:
             return "_"
-        base = out.hint or _STEMS.get(op.fn, op.fn.removeprefix("index_"))
-        return self.names.of(out, base)
+        return self.names.of(out, out.hint or _stem(op))
 
     def pointer(self, stmt: Load | Store) -> str:
         parts = [self.names.buffer(stmt.buffer)]
@@ -260,6 +287,7 @@ class _Printer:
         if len(text) > 72 or op.fn in ("reduce", "scan", "gather", "pick", "arange"):
             return False
         self.inline[out] = (text, level)
+        self.stems[out] = _stem(op)
         self.reads[out] = frozenset().union(*(self.leaves(a) for a in op.args if isinstance(a, Var)))
         return True
 
@@ -303,9 +331,32 @@ class _Printer:
                     todo.pop(k)
                     break
             else:
-                names, values = (", ".join(map(f, side)) for f, side in ((self.name, [p for p, _ in todo]), (self.text, [r for _, r in todo])))
-                self.line(f"{names} = {values}")
-                return
+                cycle = min((self._cycle(todo, k) for k in range(len(todo))), key=len)
+                self._together([todo[k] for k in sorted(cycle)])
+                todo = [pair for k, pair in enumerate(todo) if k not in cycle]
+
+    def _cycle(self, todo: list[tuple[Var, Var]], k: int) -> set[int]:
+        """The assignments that read what assignment ``k`` overwrites, those that read what these do, and so on."""
+        found: set[int] = set()
+        open_ = [k]
+        while open_:
+            j = open_.pop()
+            if j not in found:
+                found.add(j)
+                open_ += [m for m, (_, r) in enumerate(todo) if m != j and todo[j][0] in self.leaves(r)]
+        return found
+
+    def _together(self, pairs: list[tuple[Var, Var]]) -> None:
+        """Assignments at once: as a tuple, or where that is too wide, through names for the next values."""
+        names = [self.name(p) for p, _ in pairs]
+        values = [self.text(r) for _, r in pairs]
+        line = f"{', '.join(names)} = {', '.join(values)}"
+        if len(line) + 4 * self.depth <= WIDTH:
+            self.line(line)
+            return
+        following = [self.names.of((p, "next"), f"next_{name}") for (p, _), name in zip(pairs, names, strict=True)]
+        for target, value in (*zip(following, values, strict=True), *zip(names, following, strict=True)):
+            self.line(f"{target} = {value}")
 
     def _while(self, stmt: While) -> None:
         assert stmt.cond is not None
