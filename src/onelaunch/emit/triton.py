@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import keyword
 import re
 import textwrap
 from collections import Counter
@@ -64,7 +66,8 @@ def _module(program: Program, plan: str, printer: _Printer, body: list[str]) -> 
     signature = f"def {program.name}({arguments}):"
     if len(signature) > WIDTH:
         signature = f"def {program.name}(\n" + "".join(f"    {printer.names.buffer(b)},\n" for b in buffers) + "):"
-    parts = ["import triton\nimport triton.language as tl\n"]
+    uses_language = re.search(r"\btl\.", text) or helpers
+    parts = ["import triton\n" + ("import triton.language as tl\n" if uses_language else "")]
     if helpers:
         parts.append(helpers)
     parts.append("\n".join(["@triton.jit", signature, *doc, text]) + "\n")
@@ -74,7 +77,7 @@ def _module(program: Program, plan: str, printer: _Printer, body: list[str]) -> 
 class _Names:
     """Unique, readable names."""
 
-    TAKEN = frozenset({"tl", "triton", "l", "O", "I", "if", "in", "is", "as", "or", "and", "not", "for", "def", "while", "lambda", "float", "range", "list"})
+    TAKEN = frozenset({*keyword.kwlist, *dir(builtins), "tl", "triton", "l", "O", "I"})
 
     def __init__(self) -> None:
         self.used: Counter[str] = Counter()
@@ -154,6 +157,8 @@ class _Printer:
     def expression(self, op: Op) -> tuple[str, int]:
         """The text of an operation with its operands filled in, and its precedence."""
         form = template(op)
+        if form == "_0 + _1" and op.args[0] not in self.program.constants and self._negative(op.args[1]):
+            form = "_0 - _1"
         level, wanted, arithmetic = needs(form)
         others = [a for k, a in enumerate(op.args) if isinstance(a, Var) and a not in self.program.constants]
         filled: dict[str, str] = {}
@@ -161,10 +166,17 @@ class _Printer:
             text, own = self.operand(a)
             if isinstance(a, Var) and a in self.program.constants and k in arithmetic and others:
                 bare = literal(self.program.constants[a])
-                if bare is not None:
+                if bare is not None and form == "_0 - _1" and op.fn == "add":
+                    text = bare.removeprefix("-")
+                elif bare is not None:
                     text, own = bare, ATOM if not bare.startswith("-") else 13
             filled[f"_{k}"] = f"({text})" if own < wanted.get(k, 0) else text
         return re.sub(r"\b_\d+\b", lambda m: filled[m.group()], form), level
+
+    def _negative(self, a: Var | int) -> bool:
+        """A constant printed as a negative number: added, it reads better subtracted."""
+        bare = literal(self.program.constants[a]) if isinstance(a, Var) and a in self.program.constants else None
+        return bare is not None and bare.startswith("-")
 
     def leaves(self, v: Var) -> frozenset[Var]:
         """The named Vars that the text of ``v`` mentions."""
