@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from onelaunch import device
 from onelaunch.emit.kernel import Kernel, Param
@@ -38,11 +39,18 @@ WIDTH = 120
 
 def emit(program: Program, plan: str, num_warps: int, num_stages: int = 1) -> Kernel:
     """One readable module: device functions it needs, then the kernel, opened by its plan."""
+    program = replace(program, name=_function_name(program.name))
     printer = _Printer(program)
     body = printer.print()
     source = _module(program, plan, printer, body)
     params = tuple(_param(b, printer.names.buffer(b)) for b in _buffers(program))
     return Kernel(program.name, source, params, (program.grid,), num_warps, num_stages)
+
+
+def _function_name(name: str) -> str:
+    """The kernel's name: the program's, unless that means something else in the module."""
+    taken = name in _Names.TAKEN or name in device.library()
+    return f"{name}_kernel" if taken else name
 
 
 def _buffers(program: Program) -> list[Buffer]:
@@ -97,7 +105,7 @@ class _Names:
         return self.names[thing]
 
     def buffer(self, b: Buffer) -> str:
-        return self.of(b, b.name)
+        return self.of(b.base or b, (b.base or b).name)
 
 
 #: Short names for the results of operations.
@@ -111,6 +119,7 @@ _STEMS = {
     "index_min": "at",
     "index_max": "at",
     "arange": "lane",
+    "index_to": "step",
     "program_id": "program",
     "reduce": "total",
     "threefry2x32": "bits",
