@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -216,7 +217,7 @@ class Placer:
         """Take one element along own dim ``j``."""
         shape = (*var.shape[:j], *var.shape[j + 1 :])
         if var.shape[j] == 1:
-            rest = self.w.op("squeeze", (var,), var.dtype, shape, (shape,))
+            rest = self.w.squeeze(var, shape)
         else:
             number = idx[j]
             assert not isinstance(number, Lane)
@@ -250,8 +251,25 @@ class Placer:
         if high >= var.shape[j]:
             index = self.w.index_op("min", index, var.shape[j] - 1)
         assert isinstance(index, Var)
-        shape = tuple(space[free[0]].p if k == free[0] else s for k, s in enumerate(source.shape))
-        return self.w.op("gather", (source, self.w.full(index, shape)), var.dtype, shape, (free[0],))
+        axis, rest = free[0], math.prod(source.shape) // source.shape[free[0]]
+        if rest == 1:
+            return self._gather_row(var, index, axis, space)
+        shape = tuple(space[axis].p if k == axis else s for k, s in enumerate(source.shape))
+        if self._gather_fails(var.shape[j], space[axis].p, rest):
+            raise NeedsMemory(v)
+        return self.w.op("gather", (source, self.w.full(index, shape)), var.dtype, shape, (axis,))
+
+    def _gather_row(self, var: Var, index: Var, axis: int, space: Space) -> Var:
+        """A gather of one row, without the dims of size 1 around it: Triton 3.6 fails on those (docs/notes)."""
+        row, at = (self.w.squeeze(x, (math.prod(x.shape),)) for x in (var, index))
+        at = self.w.full(at, (space[axis].p,))
+        found = self.w.op("gather", (row, at), var.dtype, at.shape, (0,))
+        return self.w.spread(found, (axis,), len(space))
+
+    def _gather_fails(self, count: int, wanted: int, rest: int) -> bool:
+        """Whether Triton 3.6 can't lay out a gather of ``wanted`` from ``count`` elements in each of ``rest`` rows."""
+        rows_of_threads = max(1, 32 // count) * self.plan.limits.num_warps
+        return wanted > count and self.plan.limits.num_warps > 1 and rows_of_threads > rest
 
     # --- known shapes ---------------------------------------------------------------------------------
     def full_shape(self, space: Space) -> tuple[int, ...]:

@@ -286,6 +286,10 @@ class Writer:
         mask = space[k].mask
         return True if mask is None else self.spread(mask, (k,), len(space))
 
+    def squeeze(self, x: Var, shape: Shape) -> Var:
+        """``x`` without some dims of size 1."""
+        return x if x.shape == shape else self.op("squeeze", (x,), x.dtype, shape, (shape,))
+
     def full(self, x: Var, shape: Shape) -> Var:
         """``x`` broadcast to exactly ``shape``."""
         return x if x.shape == shape else self.op("broadcast", (x,), x.dtype, shape, (shape,))
