@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,30 +33,49 @@ PLANS: dict[str, Limits | None] = {
     "alone": Limits(lanes=1),
     "ragged": Limits(lanes=4),
 }
-ALWAYS = ("chosen", "lanes", "long")
-
+#: The plans that need no parallel axis.
+PLAIN = ("chosen", "lanes", "long")
+#: The extent of the axis that ``batched`` adds.
 BATCH = 5
 
 
-def graph_of(case: Row) -> Graph:
-    """The rewritten Graph of a row."""
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """A row, its Graph before and after rewriting, and what jax.jit computes."""
+
+    case: Row
+    traced: Graph
+    graph: Graph
+    args: tuple[np.ndarray, ...]
+    want: tuple[np.ndarray, ...]
+
+    @property
+    def plans(self) -> tuple[str, ...]:
+        """The kinds of plan that differ for this Graph."""
+        return tuple(PLANS) if parallel_axis(self.graph, axes.analyse(self.graph)) is not None else PLAIN
+
+    def kernel(self, plan: str) -> Kernel:
+        return compile_graph(self.graph, PLANS[plan])[1]
+
+    def check(self, plan: str) -> Kernel:
+        """Assert that the kernel under a plan computes, in the interpreter, what jax.jit does; the kernel."""
+        kernel = self.kernel(plan)
+        order = "reverse" if plan == "ragged" else "shuffled"
+        self.compare(run(self.graph, kernel, self.args, order), plan)
+        return kernel
+
+    def compare(self, got: Sequence[np.ndarray], what: str) -> None:
+        assert len(got) == len(self.want)
+        for i, (x, y) in enumerate(zip(got, self.want, strict=True)):
+            agree(x, y, self.case.ulps, self.case.floor, f"{self.case.name}[{i}], {what}")
+
+
+def start(case: Row) -> Walk:
+    """Trace and rewrite a row, and run it by jax.jit."""
     with flags(case):
-        return rewrite(to_graph(traced(case), "kernel"))
-
-
-def plans(graph: Graph) -> tuple[str, ...]:
-    """The kinds of plan that differ for a Graph."""
-    return tuple(PLANS) if parallel_axis(graph, axes.analyse(graph)) is not None else ALWAYS
-
-
-def kernel_of(graph: Graph, plan: str) -> Kernel:
-    return compile_graph(graph, PLANS[plan])[1]
-
-
-def wanted(case: Row) -> list[np.ndarray]:
-    """What jax.jit computes."""
-    with flags(case):
-        return [raw(y) for y in jax.tree.leaves(jax.jit(case.fn)(*case.args))]
+        graph = to_graph(traced(case), "kernel")
+        want = tuple(raw(y) for y in jax.tree.leaves(jax.jit(case.fn)(*case.args)))
+    return Walk(case, graph, rewrite(graph), tuple(raw(a) for a in case.args), want)
 
 
 def run(graph: Graph, kernel: Kernel, args: Sequence[np.ndarray], order: str = "forward") -> list[np.ndarray]:
@@ -65,26 +85,14 @@ def run(graph: Graph, kernel: Kernel, args: Sequence[np.ndarray], order: str = "
     return [next(found) if v.size else np.zeros(v.shape, v.dtype) for v in graph.block.results]
 
 
-def check(case: Row, plan: str, graph: Graph | None = None, want: Sequence[np.ndarray] | None = None) -> Kernel:
-    """Assert that a row's kernel under a plan computes what jax.jit does; the kernel."""
-    graph = graph_of(case) if graph is None else graph
-    want = wanted(case) if want is None else want
-    kernel = kernel_of(graph, plan)
-    got = run(graph, kernel, [raw(a) for a in case.args], "reverse" if plan == "ragged" else "shuffled")
-    assert len(got) == len(want)
-    for i, (x, y) in enumerate(zip(got, want, strict=True)):
-        agree(x, y, case.ulps, case.floor, f"{case.name}[{i}] under {plan}")
-    return kernel
-
-
-def batched(case: Row, batch: int = BATCH) -> Row:
-    """The row under vmap, over copies of its arguments that differ where any order of elements would do."""
-    args = tuple(np.stack([_turned(a, k) for k in range(batch)]) for a in case.args)
+def batched(case: Row) -> Row:
+    """The row under vmap, over turned copies of its arguments."""
+    args = tuple(np.stack([_turned(a, k) for k in range(BATCH)]) for a in case.args)
     return replace(case, name=f"{case.name}_batched", fn=partial(_vmapped, case.fn), args=args)
 
 
-def _vmapped(fn: object, *args: object) -> object:
-    return jax.vmap(fn)(*args)  # type: ignore[arg-type]
+def _vmapped(fn: Any, *args: Any) -> Any:
+    return jax.vmap(fn)(*args)
 
 
 def _turned(a: np.ndarray, k: int) -> np.ndarray:
