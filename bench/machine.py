@@ -8,7 +8,10 @@ import os
 import platform
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
+
+from process import ROOT
 
 PACKAGES = ("onelaunch", "jax", "jaxlib", "triton", "torch", "numpy")
 
@@ -48,7 +51,9 @@ def processor() -> str:
 
 
 def version(package: str) -> str | None:
-    """A package's installed version, or None."""
+    """A package's installed version, or None; onelaunch's own as the checkout says."""
+    if package == "onelaunch":
+        return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

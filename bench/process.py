@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.util
 import json
 import os
@@ -9,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +32,9 @@ class Outcome:
 def run_worker(script: str, args: Sequence[str], limit_s: float, env: dict[str, str] | None = None) -> Outcome:
     """Runs `python bench/SCRIPT ARGS`, its kernel store empty; kills its whole process group at the limit."""
     with tempfile.TemporaryDirectory() as store:
-        full_env = {**os.environ, "ONELAUNCH_CACHE_DIR": store, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **(env or {})}
+        paths = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        own = {"PYTHONPATH": paths, "ONELAUNCH_CACHE_DIR": store, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        full_env = {**os.environ, **own, **(env or {})}
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "bench" / script), *args],
             env=full_env,
@@ -77,3 +81,15 @@ def write_json(path: Path, value: object) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(value, indent=1) + "\n")
     part.replace(path)
+
+
+@contextlib.contextmanager
+def exclusive() -> Iterator[None]:
+    """The device for this process alone, among those that one supervisor started (BENCH_LOCK names their lock)."""
+    name = os.environ.get("BENCH_LOCK")
+    if not name:
+        yield
+        return
+    with open(name, "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

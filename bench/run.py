@@ -1,6 +1,6 @@
 """Measures the examples under XLA (number of steps traced, and static), on the CPU, and through onelaunch.
 
-    python bench/run.py [--only NAME ...] [--limit SECONDS]
+    python bench/run.py [--only NAME ...] [--limit SECONDS] [--out FOLDER]
 
 Each (benchmark, contender) runs in a process of its own with an empty kernel store, so that the first compilation is
 cold and the peak memory its own. Times are medians of calls blocked until ready. The records go to
@@ -14,6 +14,7 @@ import argparse
 import re
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from machine import describe, graphics
@@ -136,6 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one process (default 60)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record (bench/results)")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -145,7 +147,7 @@ def main() -> None:
     records = [r for job in jobs(options.only or names, gpu) for r in run_job(*job, options.limit)]
     machine = describe()
     slug = re.sub(r"[^a-z0-9]+", "-", str(machine["gpu"] if gpu else "cpu").lower()).strip("-")
-    path = RESULTS / f"bench-{slug}{'-partial' if options.only else ''}.json"
+    path = options.out / f"bench-{slug}{'-partial' if options.only else ''}.json"
     write_json(path, {"machine": machine, "results": records})
     print(f"written to {path}")
 
