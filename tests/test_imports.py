@@ -26,10 +26,10 @@ ORDER = [
         "report",
         "kernels",
     ),
-    *("nn", "torch", "api", "cli"),
+    *("nn", "torch", "primitive", "api", "cli"),
 ]
 FRAMEWORKS = {
-    "jax": "compat ops trace launch.jax nn api cli",
+    "jax": "compat ops trace launch.jax nn primitive api cli",
     "torch": "launch.torch torch",
     "triton": "load build device launch.interpreter launch.torch kernels",
 }

@@ -2,146 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
-from jax.interpreters import ad, batching, mlir
 
-from onelaunch import build, target, trace
+from onelaunch import build, target
 from onelaunch.emit.kernel import Kernel
 from onelaunch.errors import BuildError, FusionError, OptionError, Refusal
-from onelaunch.ir.nodes import Graph
 from onelaunch.launch import jax as launch
-from onelaunch.ops.words import from_words, to_words
-from onelaunch.pipeline import compile_graph
-from onelaunch.rewrite import rewrite
+from onelaunch.primitive import Fused, Program, fused_p
+from onelaunch.report.explain import Explanation
 from onelaunch.schedule.plan import Plan
 
 FALLBACKS = ("xla", "error")
-
-
-@dataclass(frozen=True)
-class Fused:
-    """A function's kernel and its plan, or the refusal that keeps it in XLA."""
-
-    kernel: Kernel | None
-    plan: Plan | None
-    consts: tuple[np.ndarray, ...]
-    refusals: tuple[Refusal, ...]
-
-
-def fuse_jaxpr(closed: core.ClosedJaxpr, name: str) -> Fused:
-    """Kernel and plan of a closed jaxpr; a refusal where it can't be one kernel."""
-    try:
-        graph: Graph = rewrite(trace.to_graph(closed, name))
-        plan, kernel = compile_graph(graph)
-    except FusionError as error:
-        return Fused(None, None, (), (error.refusal,))
-    return Fused(kernel, plan, tuple(c for _, c in graph.consts), ())
-
-
-# --- the primitive -----------------------------------------------------------------------------------------
-
-fused_p = core.Primitive("onelaunch_fused")
-fused_p.multiple_results = True
-
-
-@dataclass(frozen=True, eq=False)
-class Program:
-    """The parameter of the primitive: a closed jaxpr, compared by identity, and its kernel made at most once."""
-
-    closed: core.ClosedJaxpr
-    name: str
-    interpret: bool
-
-    @functools.cached_property
-    def fused(self) -> Fused:
-        """Raises nothing: an internal error becomes a refusal that asks for a report."""
-        try:
-            return fuse_jaxpr(self.closed, self.name)
-        except Exception as error:
-            why = f"an internal error of onelaunch ({type(error).__name__}: {error})"
-            return Fused(None, None, (), (Refusal(None, self.name, why, "Please report it with the function."),))
-
-    def by_xla(self, *args: Any) -> list[Any]:
-        """The same program, left to XLA."""
-        return core.jaxpr_as_fun(self.closed)(*args)
-
-    def by_kernel(self, *args: Any) -> list[Any]:
-        """The program as one launch; typed keys and complex numbers go in and come out as their words."""
-        kernel = self.fused.kernel
-        assert kernel is not None
-        words = [to_words(a) for a in args]
-        inputs = [a for a in (*words, *map(jnp.asarray, self.fused.consts)) if a.size]
-        found = iter(launch.call(kernel, *inputs) if any(p.role == "out" for p in kernel.params) else ())
-        outs = []
-        for aval in self.closed.out_avals:
-            if aval.size:
-                outs.append(from_words(aval, next(found)))
-            else:
-                outs.append(jnp.zeros(aval.shape, aval.dtype))
-        return outs
-
-
-@fused_p.def_abstract_eval
-def _abstract(*_: Any, program: Program) -> Sequence[Any]:
-    return program.closed.out_avals
-
-
-@fused_p.def_impl
-def _run(*args: Any, program: Program) -> Sequence[Any]:
-    return jax.jit(functools.partial(fused_p.bind, program=program))(*args)
-
-
-def _lower(ctx: Any, *args: Any, program: Program, kernel: bool) -> Any:
-    fun = program.by_kernel if kernel and program.fused.kernel is not None else program.by_xla
-    return mlir.lower_fun(fun, multiple_results=True)(ctx, *args)
-
-
-def _lower_cpu(ctx: Any, *args: Any, program: Program) -> Any:
-    return _lower(ctx, *args, program=program, kernel=program.interpret)
-
-
-def _lower_gpu(ctx: Any, *args: Any, program: Program) -> Any:
-    """The kernel if Triton can build it; else XLA, with one warning that says how to report it."""
-    kernel = program.fused.kernel
-    if kernel is not None:
-        try:
-            build.compile(kernel, launch.device_target())
-        except BuildError as error:
-            warnings.warn(f"{program.name} runs in XLA: {error}. Please report this with the function.", stacklevel=2)
-            kernel = None
-    return _lower(ctx, *args, program=program, kernel=kernel is not None)
-
-
-mlir.register_lowering(fused_p, _lower_cpu)
-mlir.register_lowering(fused_p, _lower_gpu, platform="cuda")
-
-
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Program) -> Any:
-    full = [ad.instantiate_zeros(t) for t in tangents]
-    return jax.jvp(lambda *xs: program.by_xla(*xs), tuple(primals), tuple(full))
-
-
-def _batch(args: Sequence[Any], dims: Sequence[Any], *, program: Program) -> Any:
-    """The kernel of the vmapped program."""
-    batched = jax.vmap(program.by_xla, in_axes=list(dims))
-    closed = jax.make_jaxpr(batched)(*args)
-    outs = fused_p.bind(*args, program=dataclasses.replace(program, closed=closed))
-    return outs, [0] * len(outs)
-
-
-ad.primitive_jvps[fused_p] = _jvp
-batching.primitive_batchers[fused_p] = _batch
 
 
 # --- the public face ---------------------------------------------------------------------------------------
@@ -191,6 +69,37 @@ class Lowered:
         OptionError for an unknown target, BuildError if Triton fails, FusionError if there is no kernel.
         """
         return build.compile(self.kernel, _target(target))
+
+    def explain(self, target: str | None = None) -> Explanation:
+        """What became a kernel and what did not, before and after; printed as text, or shown by a notebook."""
+        resources = None
+        if self.fused.kernel is not None:
+            try:
+                resources = self.compile(target).resources
+            except BuildError as error:
+                resources = error
+        before = self.fused.before
+        return Explanation(
+            self.name,
+            before.count,
+            before.us,
+            self.launches,
+            self.fused.kernel_us,
+            str(self.fused.plan or ""),
+            self.fused.kernel.params if self.fused.kernel else (),
+            resources,
+            self.refusals,
+        )
+
+
+def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """What ``fuse`` makes of ``fun`` (a function, or the result of ``fuse``) at the types of the arguments.
+
+    Returns an Explanation: launches before and after, axes and homes, bytes, registers, spills, refusals with the user's
+    lines, and the estimates behind the choice. Raises whatever ``jax.jit(fun)`` raises when traced.
+    """
+    fused = fun if isinstance(fun, fuse) else fuse(fun)
+    return fused.lower(*args, **kwargs).explain()
 
 
 def _target(name: str | None) -> target.Target:
@@ -259,7 +168,7 @@ class fuse:  # noqa: N801 - reads as a function, like jax.jit
             return self._plain(*args, **kwargs)
         leaves = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.core.Tracer)]
         closed, outer = _free(closed)
-        program = Program(closed, self._name, self.interpret)
+        program = Program(closed, self._name, self.interpret, self.fallback == "error")
         if self.fallback == "error" and program.fused.refusals:
             raise FusionError(program.fused.refusals[0])
         outs = fused_p.bind(*outer, *leaves, program=program)
@@ -268,7 +177,7 @@ class fuse:  # noqa: N801 - reads as a function, like jax.jit
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Trace for the types of ``args`` (arrays or ``jax.ShapeDtypeStruct``) and generate the kernel."""
         closed = self._plain.trace(*args, **kwargs).jaxpr
-        lowered = Lowered(self._name, Program(closed, self._name, self.interpret).fused)
+        lowered = Lowered(self._name, Program(closed, self._name, self.interpret, self.fallback == "error").fused)
         if self.fallback == "error" and lowered.refusals:
             raise FusionError(lowered.refusals[0])
         return lowered

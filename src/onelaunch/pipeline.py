@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from onelaunch.analyse import axes as axis_analysis
+from onelaunch.analyse import cost
 from onelaunch.emit.kernel import Kernel
 from onelaunch.emit.triton import emit
 from onelaunch.ir.nodes import Graph, Value
 from onelaunch.place import NeedsMemory, NeedsNoGrid, place
 from onelaunch.schedule.choose import choose
 from onelaunch.schedule.homes import make_plan
-from onelaunch.schedule.plan import Limits, Plan
+from onelaunch.schedule.plan import Home, Limits, Plan
 
 
 def compile_graph(graph: Graph, limits: Limits | None = None) -> tuple[Plan, Kernel]:
@@ -31,3 +32,10 @@ def compile_graph(graph: Graph, limits: Limits | None = None) -> tuple[Plan, Ker
             limits = dataclasses.replace(limits, lanes=0)
         else:
             return plan, emit(program, str(plan), limits.num_warps)
+
+
+def estimate_us(graph: Graph, plan: Plan) -> float:
+    """The estimated time of a Graph's kernel under its plan, in microseconds on an H200."""
+    share = {v: 1 / plan.grid for v, kinds in plan.dims.items() if "batch" in kinds or "grid" in kinds}
+    in_memory = {v for v, home in plan.home.items() if home is Home.MEMORY}
+    return cost.kernel_us(graph, share, in_memory, plan.grid, plan.limits.num_warps)

@@ -98,5 +98,3 @@ def _copy(block: Block, env: dict[Value, Value]) -> Block:
 def _renew(v: Value, env: dict[Value, Value]) -> Value:
     env[v] = Value(v.type, v.hint)
     return env[v]
-
-

@@ -1,7 +1,7 @@
 """induction: a carry that only counts is computed from the loop's index.
 
-    for i < n carrying c: ... c ...; c = c + k
- -> for i < n:            ... init + i * k ...          (c's last value is init + n * k)
+   for i < n carrying c: ... c ...; c = c + k
+-> for i < n:            ... init + i * k ...          (c's last value is init + n * k)
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class _Induction:
             self.renamed[node.outs[j]] = self._at(outer, node.init[j], outer.const(node.trip, INT32), step)
         pick = lambda vs: tuple(v for j, v in enumerate(vs) if j not in steps)  # noqa: E731
         body = self.block(Block((*inner.nodes, *node.body.nodes), pick(node.body.results)))
-        loop = dataclasses.replace(
-            node, carry=pick(node.carry), init=pick(node.init), outs=pick(node.outs), body=body
-        )
+        loop = dataclasses.replace(node, carry=pick(node.carry), init=pick(node.init), outs=pick(node.outs), body=body)
         return [loop, *outer.nodes]
 
     def _step(self, node: n.Loop, j: int) -> n.Const | None:

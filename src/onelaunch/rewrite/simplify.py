@@ -1,10 +1,10 @@
 """simplify: constants folded, what never changes taken out of carries, branches and loops of known length opened.
 
-    select(True, a, b)            ->  a
-    x + 0 (of integers)           ->  x
-    loop carrying c, body gives c ->  c replaced by its start
-    branch on a constant          ->  the branch taken
-    loop of one turn              ->  its body
+select(True, a, b)            ->  a
+x + 0 (of integers)           ->  x
+loop carrying c, body gives c ->  c replaced by its start
+branch on a constant          ->  the branch taken
+loop of one turn              ->  its body
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class _Simplify:
                 return self._loop(node)
             case n.Branch():
                 return self._branch(node)
-            case n.Move(op=n.Broadcast() | n.Reshape() | n.Slice() | n.Transpose()) if node.out.shape == node.args[0].shape and self._still(node):
+            case n.Move(op=n.Broadcast() | n.Reshape() | n.Slice() | n.Transpose()) if node.out.shape == node.args[
+                0
+            ].shape and self._still(node):
                 self.renamed[node.out] = node.args[0]
                 return []
             case _:
@@ -153,7 +155,9 @@ def drop_dead(graph: n.Graph) -> n.Graph:
     """Remove nodes nobody reads, and loop carries that feed only themselves."""
     live: set[Value] = set()
     producers: dict[Value, n.Node] = {v: node for node in n.walk(graph.block) for v in n.outputs(node)}
-    carried = {c: (node, j) for node in n.walk(graph.block) if isinstance(node, n.Loop) for j, c in enumerate(node.carry)}
+    carried = {
+        c: (node, j) for node in n.walk(graph.block) if isinstance(node, n.Loop) for j, c in enumerate(node.carry)
+    }
     todo = list(graph.block.results)
     while todo:
         v = todo.pop()

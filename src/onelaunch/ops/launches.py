@@ -1,0 +1,104 @@
+"""What a jaxpr costs under XLA on a GPU where launches dominate: an estimate from its equations.
+
+XLA fuses element-wise work, so only what ends a fusion counts as a launch; a loop adds its own per turn. Microseconds,
+fitted to H200 timings of the programs in ``tests/programs`` (docs/notes/cost.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend import core
+
+LAUNCH_US = 2.3
+#: a turn of a scan, and what a while adds because its test is read by the host
+TURN_US, TEST_US = 4.0, 8.0
+#: turns assumed of a loop whose number of turns is not known
+UNKNOWN_TURNS = 100
+#: multiplications and additions of a large f32 matrix product in a microsecond
+FLOPS_PER_US = 40e6
+#: primitives that end a fusion or are launches of their own
+ROOTS = (
+    "dot_general",
+    "reduce",
+    "argm",
+    "cum",
+    "sort",
+    "top_k",
+    "scatter",
+    "dynamic_update_slice",
+    "conv_",
+    "cholesky",
+    "triangular_solve",
+    "lu",
+    "qr",
+    "geqrf",
+    "eigh",
+    "fft",
+    "custom_linear_solve",
+)
+#: primitives that hide loops of unknown length: nothing is known of their cost
+OPEN_ENDED = ("random_gamma", "igamma", "igammac", "random_gamma_grad")
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Launches of one execution, and its estimated time in microseconds."""
+
+    count: float
+    us: float
+
+    def __add__(self, other: Launches) -> Launches:
+        return Launches(self.count + other.count, self.us + other.us)
+
+    def times(self, n: float) -> Launches:
+        return Launches(self.count * n, self.us * n)
+
+
+def estimate(jaxpr: core.Jaxpr) -> Launches:
+    """The launches of a jaxpr, inner jaxprs included."""
+    total = Launches(0, 0)
+    loose = False  # element-wise work that no fusion has taken up yet
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        inner = list(inner_jaxprs(eqn.params))
+        if name == "while":
+            turn = sum((estimate(j) for j in inner), Launches(2, TURN_US + TEST_US))
+            total += turn.times(UNKNOWN_TURNS)
+        elif name == "scan":
+            total += sum((estimate(j) for j in inner), Launches(2, TURN_US)).times(eqn.params["length"])
+        elif name == "cond":
+            total += max((estimate(j) for j in inner), key=lambda cost: cost.us) + Launches(1, TEST_US)
+        elif name in OPEN_ENDED:
+            total += Launches(float("inf"), float("inf"))
+        elif inner:
+            total += sum((estimate(j) for j in inner), Launches(0, 0))
+        elif name.startswith(ROOTS):
+            total += Launches(1, LAUNCH_US + arithmetic_us(eqn))
+            loose = False
+        else:
+            loose = True
+    return total + Launches(1, LAUNCH_US) if loose else total
+
+
+def arithmetic_us(eqn: core.JaxprEqn) -> float:
+    """Time of a matrix product's multiplications, spread over a whole GPU."""
+    if eqn.primitive.name != "dot_general":
+        return 0.0
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    depth = math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
+    return 2 * depth * math.prod(eqn.outvars[0].aval.shape) / FLOPS_PER_US
+
+
+def inner_jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:
+    """The jaxprs among an equation's parameters."""
+    found = []
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, core.ClosedJaxpr):
+                found.append(item.jaxpr)
+            elif isinstance(item, core.Jaxpr):
+                found.append(item)
+    return found
