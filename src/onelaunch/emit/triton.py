@@ -28,6 +28,7 @@ from onelaunch.place.nodes import (
     Store,
     Var,
     While,
+    defined,
     direct_uses,
     inner_blocks,
     walk,
@@ -126,6 +127,15 @@ _STEMS = {
     "select": "chosen",
     "broadcast": "full",
     "spread": "row",
+    "and": "both",
+    "or": "either",
+    "not": "other",
+    "eq": "same",
+    "ne": "differs",
+    "lt": "less",
+    "le": "less",
+    "gt": "more",
+    "ge": "more",
 }
 
 
@@ -146,7 +156,7 @@ class _Printer:
         self.reads: dict[Var, frozenset[Var]] = {}
         self.lines: list[str] = []
         self.depth = 1
-        self.where: Where | None = None
+        self.where: str | None = None
         self.local: set[Var] = set()
 
     # --- text of operands -----------------------------------------------------------------------------
@@ -211,9 +221,10 @@ class _Printer:
         self.line(f"{self.names.of(v, self.stems[v])} = {text}")
 
     def comment(self, where: Where | None) -> None:
-        if where is not None and where != self.where:
-            self.where = where
-            self.line(f"# {re.sub(r'[^ -~]', '?', where.file.rsplit('/', 1)[-1])}:{where.line}")
+        place = f"{re.sub(r'[^ -~]', '?', where.file.rsplit('/', 1)[-1])}:{where.line}" if where is not None else self.where
+        if place != self.where:
+            self.where = place
+            self.line(f"# {place}")
 
     def print(self) -> list[str]:
         self._constants()
@@ -383,6 +394,8 @@ class _Printer:
         assert stmt.cond is not None
         self._start(stmt.params, stmt.inits)
         before = len(self.lines)
+        if any(stmt.cond in defined(s) for s in stmt.test):
+            self.names.of(stmt.cond, "go")
         self.block_with(stmt.test, [stmt.cond])
         self.comment_reset()
         if len(self.lines) == before:
@@ -390,9 +403,8 @@ class _Printer:
             self.simple = True
             self._body_simple(stmt)
             return
-        go = self.names.of((stmt, "go"), "go")
-        self.line(f"{go} = {self.text(stmt.cond)}")
-        self.line(f"while {go}:")
+        self._go_on(stmt.cond)
+        self.line(f"while {self.name(stmt.cond)}:")
         self._body(stmt)
 
     def comment_reset(self) -> None:
@@ -411,7 +423,12 @@ class _Printer:
             for v in [o for o in (s.outs if isinstance(s, Op) else ())]:
                 self.inline.pop(v, None)
         self.block_with(stmt.test, [stmt.cond])
-        self.line(f"{self.names.of((stmt, 'go'), 'go')} = {self.text(stmt.cond)}")
+        self._go_on(stmt.cond)
+
+    def _go_on(self, cond: Var) -> None:
+        """A line for a loop's condition, if it has none yet."""
+        if self.text(cond) != self.name(cond):
+            self.line(f"{self.name(cond)} = {self.text(cond)}")
 
     def _if(self, stmt: If) -> None:
         self.line(f"if {self.text(stmt.cond)}:")
