@@ -82,6 +82,18 @@ def test_compiles_offline(text: str) -> None:
         assert f".target sm_{text.removeprefix('cuda:')}" in str(built.asm["ptx"])
 
 
+@pytest.mark.parametrize("text", TARGETS)
+def test_compiles_without_coalescing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass is left out where it would take long; its work shows in the layouts of wide loads."""
+    lanes = "l = tl.arange(0, 1024)[:, None] * 4 + tl.arange(0, 4)[None, :]; tl.store(y + l, tl.load(y + l) + 1)"
+    kernel = one(lanes)
+    coalesced = build.compile(kernel, target.parse(text))
+    monkeypatch.setattr(build, "COALESCING_LIMIT", 0)
+    monkeypatch.setattr(store, "get", lambda key: None)
+    plain = build.compile(kernel, target.parse(text))
+    assert plain.asm["ttir"] == coalesced.asm["ttir"] and plain.asm["ttgir"] != coalesced.asm["ttgir"]
+
+
 def test_options_reach_the_compiler() -> None:
     kernel = dataclasses.replace(ROWS, num_warps=1)
     built = build.compile(kernel, target.parse("cuda:90"))

@@ -7,8 +7,10 @@ import json
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,8 +43,11 @@ ALIGNMENT = 16
 #: What is compiled for where no GPU says otherwise.
 DEFAULT_TARGET = Target("cuda", "90")
 
+#: Tensor accesses times operations squared from which coalescing is left out (about a second of it).
+COALESCING_LIMIT = 10**8
+
 #: Of the entries in the store; another number makes the old ones unknown.
-_FORMAT = 1
+_FORMAT = 2
 
 _METADATA = ("name", "shared", "num_warps", "num_ctas", "num_stages", "global_scratch_size", "tmem_size")
 
@@ -120,12 +125,33 @@ class _Pipeline:
         self.backend.add_stages(stages, self.options, self.source.language)
         asm: dict[str, str | bytes] = {}
         for name, stage in stages.items():
+            if name == "ttgir" and coalescing_is_slow(str(asm["ttir"])):
+                self.backend.make_ttgir = without_coalescing(type(self.backend).make_ttgir)
             try:
                 self.module = stage(self.module, self.metadata)
             except Exception as error:
                 raise BuildError(self.kernel.name, name, _message(error)) from error
             asm[name] = self.module if isinstance(self.module, bytes) else str(self.module)
         return asm
+
+
+def coalescing_is_slow(ttir: str) -> bool:
+    """Whether Triton's coalescing pass would take seconds: it walks the program, squared, for each tensor access."""
+    accesses = len(re.findall(r"tt\.(?:load|store|atomic_rmw)\b[^\n]*: tensor", ttir))
+    operations = len(re.findall(r"^\s+(?:%|tt\.|scf\.)", ttir, re.MULTILINE))
+    return accesses * operations**2 > COALESCING_LIMIT
+
+
+def without_coalescing(stage: Callable[..., Any]) -> Callable[..., Any]:
+    """A backend's TTGIR stage without that pass: lanes along the last dim still read neighbouring elements."""
+    passes = stage.__globals__.get("passes")
+    if passes is None or not hasattr(passes.ttgpuir, "add_coalesce"):
+        return stage
+    kept = {name: getattr(passes.ttgpuir, name) for name in dir(passes.ttgpuir) if not name.startswith("__")}
+    others = {name: getattr(passes, name) for name in dir(passes) if not name.startswith("__")}
+    inner = SimpleNamespace(**{**kept, "add_coalesce": lambda _pm: None})
+    names = {**stage.__globals__, "passes": SimpleNamespace(**{**others, "ttgpuir": inner})}
+    return FunctionType(stage.__code__, names, stage.__name__, stage.__defaults__, stage.__closure__)
 
 
 def _compile(kernel: Kernel, target: Target) -> Built:
