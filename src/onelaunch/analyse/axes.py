@@ -16,10 +16,10 @@ Dim = tuple[Value, int]
 
 @dataclass
 class Axes:
-    """Union-find of dims; ``crossed`` maps a class root to the first node that crosses it."""
+    """Union-find of dims; ``crossed`` maps a class root to the nodes that cross it."""
 
     parent: dict[Dim, Dim] = field(default_factory=dict)
-    crossed: dict[Dim, n.Node] = field(default_factory=dict)
+    crossed: dict[Dim, list[n.Node]] = field(default_factory=dict)
     members: dict[Dim, list[Dim]] = field(default_factory=dict)
 
     def find(self, dim: Dim) -> Dim:
@@ -40,24 +40,37 @@ class Axes:
             return
         self.parent[b] = a
         if b in self.crossed:
-            self.crossed.setdefault(a, self.crossed.pop(b))
+            self.crossed.setdefault(a, []).extend(self.crossed.pop(b))
 
     def cross(self, dim: Dim, node: n.Node) -> None:
         """``node`` mixes elements along ``dim``."""
-        self.crossed.setdefault(self.find(dim), node)
+        self.crossed.setdefault(self.find(dim), []).append(node)
 
-    def crossing(self, dim: Dim) -> n.Node | None:
-        return self.crossed.get(self.find(dim))
+    def crossing(self, dim: Dim) -> list[n.Node]:
+        """The nodes that cross the class of ``dim``."""
+        return self.crossed.get(self.find(dim), [])
 
 
-def analyse(graph: n.Graph) -> Axes:
-    """The axis classes of a Graph."""
+def analyse(graph: n.Graph, apart: frozenset[n.Node] = frozenset()) -> Axes:
+    """The axis classes of a Graph; the nodes ``apart`` join nothing."""
     axes = Axes()
-    _block(axes, graph.block)
+    _block(axes, n.Block(tuple(node for node in graph.block.nodes if node not in apart), ()))
+    for node in n.walk(graph.block):
+        if node not in apart:
+            for v in n.outputs(node):
+                _pairs(axes, v, node)
     dims = [(v, d) for v in values(graph) for d in range(v.ndim)]
     for dim in dims:
         axes.members.setdefault(axes.find(dim), []).append(dim)
     return axes
+
+
+def _pairs(axes: Axes, v: Value, node: n.Node) -> None:
+    """A value with one class on two dims (all pairs) sets every element beside every other."""
+    classes = [axes.find((v, d)) for d in range(v.ndim) if v.shape[d] > 1]
+    for cls in classes:
+        if classes.count(cls) > 1:
+            axes.cross(cls, node)
 
 
 def values(graph: n.Graph) -> list[Value]:

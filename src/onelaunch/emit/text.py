@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -28,7 +28,7 @@ _BINARY = {
 UNARY, COMPARE = 14, 7
 
 
-@lru_cache(maxsize=None)
+@cache
 def needs(template: str) -> tuple[int, dict[int, int], frozenset[int]]:
     """Of a template: its own precedence, the precedence each operand needs, and the operands of arithmetic."""
     tree = ast.parse(template, mode="eval").body
@@ -114,7 +114,13 @@ def _spread(op: Op, out: Var) -> str:
 
 
 def _shape(op: Op, out: Var) -> str:
-    return f"tl.reshape(_0, {list(out.shape)})" if out.shape else "tl.sum(_0, 0)" if _wide(out.dtype) else f"tl.max(_0.to(tl.int32), 0).to({triton_type(out.dtype)})"
+    return (
+        f"tl.reshape(_0, {list(out.shape)})"
+        if out.shape
+        else "tl.sum(_0, 0)"
+        if _wide(out.dtype)
+        else f"tl.max(_0.to(tl.int32), 0).to({triton_type(out.dtype)})"
+    )
 
 
 def _wide(dtype: np.dtype) -> bool:
@@ -124,10 +130,20 @@ def _wide(dtype: np.dtype) -> bool:
 def _reduce(op: Op, out: Var) -> str:
     monoid, axis = op.attrs
     if is_bool(out.dtype):
-        function = {"or": "tl.max", "max": "tl.max", "add": "tl.max", "and": "tl.min", "min": "tl.min", "mul": "tl.min", "xor": "tl.xor_sum"}[str(monoid)]
+        function = {
+            "or": "tl.max",
+            "max": "tl.max",
+            "add": "tl.max",
+            "and": "tl.min",
+            "min": "tl.min",
+            "mul": "tl.min",
+            "xor": "tl.xor_sum",
+        }[str(monoid)]
         return f"{function}(_0.to(tl.int32), axis={axis}) != 0"
     if monoid == "add":
-        return f"tl.sum(_0, axis={axis})" if _wide(out.dtype) else f"tl.sum(_0, axis={axis}).to({triton_type(out.dtype)})"
+        return (
+            f"tl.sum(_0, axis={axis})" if _wide(out.dtype) else f"tl.sum(_0, axis={axis}).to({triton_type(out.dtype)})"
+        )
     if monoid in ("max", "min") and not is_float(out.dtype) and _wide(out.dtype):
         return f"tl.{monoid}(_0, axis={axis})"
     return f"tl.reduce(_0, {axis}, combine_{monoid})"

@@ -17,6 +17,7 @@ from onelaunch.emit.text import ATOM, literal, needs, template, typed
 from onelaunch.errors import Where
 from onelaunch.ir.types import is_bool
 from onelaunch.place.nodes import (
+    Arrive,
     Barrier,
     Buffer,
     For,
@@ -45,7 +46,9 @@ def emit(program: Program, plan: str, num_warps: int, num_stages: int = 1) -> Ke
     body = printer.print()
     source = _module(program, plan, printer, body)
     params = tuple(_param(b, printer.names.buffer(b)) for b in _buffers(program))
-    return Kernel(program.name, source, params, (program.grid,), num_warps, num_stages)
+    return Kernel(
+        program.name, source, params, (program.grid,), num_warps, num_stages, counter=program.counter is not None
+    )
 
 
 def _function_name(name: str) -> str:
@@ -221,7 +224,9 @@ class _Printer:
         self.line(f"{self.names.of(v, self.stems[v])} = {text}")
 
     def comment(self, where: Where | None) -> None:
-        place = f"{re.sub(r'[^ -~]', '?', where.file.rsplit('/', 1)[-1])}:{where.line}" if where is not None else self.where
+        place = (
+            f"{re.sub(r'[^ -~]', '?', where.file.rsplit('/', 1)[-1])}:{where.line}" if where is not None else self.where
+        )
         if place != self.where:
             self.where = place
             self.line(f"# {place}")
@@ -241,12 +246,22 @@ class _Printer:
             if isinstance(stmt, Op):
                 _, _, arithmetic = needs(template(stmt))
                 others = any(isinstance(a, Var) and a not in self.program.constants for a in stmt.args)
-                bare = {a for k, a in enumerate(stmt.args) if isinstance(a, Var) and k in arithmetic and others and a in self.program.constants and literal(self.program.constants[a]) is not None}
+                bare = {
+                    a
+                    for k, a in enumerate(stmt.args)
+                    if isinstance(a, Var)
+                    and k in arithmetic
+                    and others
+                    and a in self.program.constants
+                    and literal(self.program.constants[a]) is not None
+                }
                 bare -= {a for k, a in enumerate(stmt.args) if isinstance(a, Var) and k not in arithmetic}
             needed.update(dict.fromkeys(u for u in direct_uses(stmt) if u in self.program.constants and u not in bare))
         for v in needed:
             value = self.program.constants[v]
-            self.line(f"{self.names.of(v, 'k_' + str(value).replace('-', 'm').replace('.', '_').replace('+', ''))} = {typed(value)}")
+            self.line(
+                f"{self.names.of(v, 'k_' + str(value).replace('-', 'm').replace('.', '_').replace('+', ''))} = {typed(value)}"
+            )
 
     def block(self, block: list[Stmt]) -> None:
         outer, self.local = self.local, {u for s in block for u in direct_uses(s)}
@@ -275,6 +290,9 @@ class _Printer:
                 self.fitted(lambda: self._store(stmt), (stmt.offset, stmt.mask, stmt.value))
             case Barrier():
                 self.line("tl.debug_barrier()")
+            case Arrive():
+                self.line("tl.debug_barrier()")
+                self.line(f'{self.name(stmt.out)} = tl.atomic_add({self.names.buffer(stmt.buffer)}, 1, sem="acq_rel")')
             case For():
                 self._for(stmt)
             case While():

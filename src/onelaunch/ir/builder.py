@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 
 import numpy as np
 
@@ -191,9 +192,14 @@ class Builder:
         *,
         cond: Callable[..., Value] | None = None,
         trip: int | None = None,
+        names: Sequence[str] = (),
     ) -> tuple[Value, ...]:
-        """A Loop; ``body(*carry)`` (``body(i, *carry)`` with ``trip``) and ``cond(*carry)`` build the blocks."""
-        carry = tuple(self.value(v.shape, v.dtype, v.hint) for v in init)
+        """A Loop; ``body(*carry)`` (``body(i, *carry)`` with ``trip``) and ``cond(*carry)`` build the blocks.
+
+        ``names`` are the user's for the first carries; where there is none a carry is named like its start.
+        """
+        hints = [name or v.hint for v, name in zip_longest(init, names[: len(init)], fillvalue="")]
+        carry = tuple(self.value(v.shape, v.dtype, hint) for v, hint in zip(init, hints, strict=True))
         index = self.value((), INT32, "i") if trip is not None else None
         condition = None
         if cond is not None:
@@ -205,7 +211,7 @@ class Builder:
         for c, r in zip(carry, results, strict=True):
             if c.type != r.type:
                 raise TypeError(f"loop carry changes type: {c.type} -> {r.type}")
-        outs = tuple(self.value(v.shape, v.dtype, v.hint) for v in init)
+        outs = tuple(self.value(v.shape, v.dtype, hint) for v, hint in zip(init, hints, strict=True))
         self.add(
             n.Loop(carry, tuple(init), Block(tuple(made), results), outs, condition, trip, index, where=self.where)
         )

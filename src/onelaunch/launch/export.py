@@ -20,11 +20,14 @@ def harness(kernel: Kernel) -> str:
     """
     inputs = [p for p in kernel.params if p.role == "in"]
     outputs = [p for p in kernel.params if p.role == "out"]
+    own = [inputs.pop(), outputs.pop()] if kernel.counter else []
     names = [p.name for p in inputs]
     device = f"{names[0]}.device" if names else "device"
     parameters = ", ".join(names) or 'device="cuda"'
     lines = [f"def launch({parameters}):", *_docstring(inputs, outputs)]
-    lines += [_allocation(p, device) for p in kernel.params if p.role != "in"]
+    lines += [_allocation(p, device) for p in kernel.params if p.role != "in" and p not in own]
+    if own:
+        lines.append(f"    {own[0].name} = {own[1].name} = torch.zeros((1,), dtype=torch.int32, device={device})")
     guard = f"torch.cuda.device_of({names[0]})" if names else f"torch.device({device})"
     grid = f"({', '.join(map(str, kernel.grid))}{',' if len(kernel.grid) == 1 else ''})"
     options = f"num_warps={kernel.num_warps}, num_stages={kernel.num_stages}, enable_fp_fusion={kernel.fp_fusion}"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -31,6 +32,14 @@ def call(kernel: Kernel, *args: Any, aliases: Mapping[int, int] | None = None) -
     ``aliases`` maps an argument's number to the output's that may take its buffer; XLA copies the argument first where
     something else still needs it. Raises TypeError on other shapes or dtypes, BuildError at lowering.
     """
+    if kernel.counter:
+        aliases = {**(aliases or {}), len(args): len(_role(kernel, "out")) - 1}
+        args = (*args, jnp.zeros(1, np.int32))
+    outs = _bind(kernel, args, aliases)
+    return outs[:-1] if kernel.counter else outs
+
+
+def _bind(kernel: Kernel, args: Sequence[Any], aliases: Mapping[int, int] | None) -> list[Any]:
     found = [(a.dtype, a.shape) for a in args]
     wanted = [(p.dtype, p.shape) for p in kernel.params if p.role == "in"]
     if found != wanted:
@@ -85,12 +94,17 @@ def _lower_gpu(
     return list(results)[: len(ctx.avals_out)]
 
 
-def _interpreted(*args: Any, kernel: Kernel, aliases: tuple[tuple[int, int], ...]) -> Any:
+def _interpreted(*given: Any, kernel: Kernel, aliases: tuple[tuple[int, int], ...]) -> Any:
     """The kernel in Triton's interpreter, on the host."""
     struct: Any = jax.ShapeDtypeStruct
+    args = list(given)
     results = [struct(p.shape, p.dtype) for p in _role(kernel, "out")]
-    run = functools.partial(_run_interpreter, kernel, dict(aliases))
-    return jax.pure_callback(run, results, *args, vmap_method="sequential")
+    if not kernel.counter:
+        run = functools.partial(_run_interpreter, kernel, dict(aliases))
+        return jax.pure_callback(run, results, *args, vmap_method="sequential")
+    *args, counter = args  # the interpreter brings its own
+    run = functools.partial(_run_interpreter, kernel, {i: o for i, o in aliases if i < len(args)})
+    return [*jax.pure_callback(run, results[:-1], *args, vmap_method="sequential"), counter]
 
 
 def _run_interpreter(kernel: Kernel, aliases: dict[int, int], *args: Any) -> list[np.ndarray]:

@@ -49,16 +49,20 @@ class Launcher:
 
     def __call__(self, *tensors: torch.Tensor, device: torch.device | str | None = None) -> list[torch.Tensor]:
         """``device`` says where a kernel without inputs runs."""
-        self.check(tensors)
         place = tensors[0].device if tensors else torch.device(device or "cuda")
         if place.type == "cpu":
             return self.interpret(tensors)
+        counter = [torch.zeros(1, dtype=torch.int32, device=place)] if self.kernel.counter else []
+        self.check([*tensors, *counter])
         results = [torch.empty(p.shape, dtype=dtype, device=place) for p, dtype in self.results]
-        given, made = iter(tensors), iter(results)
+        if counter:
+            results[sum(p.role == "out" for p, _ in self.results) - 1] = counter[0]
+        given, made = iter([*tensors, *counter]), iter(results)
         pointers = [_pointer(next(given if p.role == "in" else made)) for p in self.kernel.params]
         with torch.cuda.device(place):
             self.launch(place, pointers)
-        return [r for r, (p, _) in zip(results, self.results, strict=True) if p.role == "out"]
+        outs = [r for r, (p, _) in zip(results, self.results, strict=True) if p.role == "out"]
+        return outs[:-1] if counter else outs
 
     def check(self, tensors: Sequence[torch.Tensor]) -> None:
         """Shapes, dtypes and the device agree, or TypeError."""
@@ -85,7 +89,8 @@ class Launcher:
 
     def interpret(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The same in Triton's interpreter, on CPU tensors."""
-        arrays = [_to_numpy(t, p) for t, (p, _) in zip(tensors, self.inputs, strict=True)]
+        self.check([*tensors, *([torch.zeros(1, dtype=torch.int32)] if self.kernel.counter else [])])
+        arrays = [_to_numpy(t, p) for t, (p, _) in zip(tensors, self.inputs)]
         outputs = [(p, dtype) for p, dtype in self.results if p.role == "out"]
         found = interpreter.run(self.kernel, arrays)
         return [_from_numpy(a, dtype) for a, (_, dtype) in zip(found, outputs, strict=True)]

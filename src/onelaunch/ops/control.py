@@ -12,7 +12,7 @@ from onelaunch.ir import nodes
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
 from onelaunch.ops.table import REFUSED, Params, inline, inline_closed, rule
-from onelaunch.ops.words import key_shape
+from onelaunch.ops.words import identifier, key_shape
 
 INT32 = np.dtype("int32")
 
@@ -68,6 +68,14 @@ def scan_counts(params: Params) -> tuple[int, int]:
     return params["num_consts"], params["num_consts"] + params["num_carry"]
 
 
+def argument_names(closed: core.ClosedJaxpr) -> list[str]:
+    """The user's names for a jaxpr's parameters (``carry[0]`` is ``carry_0``); '' where unknown."""
+    jaxpr = closed.jaxpr
+    known = getattr(jaxpr.debug_info, "arg_names", None) or ()
+    names = [identifier(name) if name else "" for name in known]
+    return names if len(names) == len(jaxpr.invars) else [""] * len(jaxpr.invars)
+
+
 @rule("scan")
 def scan(b: Builder, params: Params, *args: Value) -> list[Value]:
     """xs are read at index i, ys are arrays carried along and written at index i."""
@@ -85,7 +93,8 @@ def scan(b: Builder, params: Params, *args: Value) -> list[Value]:
         ys = [b.put(y, at, item) for y, item in zip(carry[len(init) :], outs[len(init) :], strict=True)]
         return outs[: len(init)] + ys
 
-    return list(b.loop([*init, *(b.empty(*type_) for type_ in stacked)], body, trip=trip))
+    names = argument_names(jaxpr)[first:last]
+    return list(b.loop([*init, *(b.empty(*type_) for type_ in stacked)], body, trip=trip, names=names))
 
 
 @rule("while")
@@ -100,7 +109,7 @@ def while_(b: Builder, params: Params, *args: Value) -> list[Value]:
     def body(*carry: Value) -> list[Value]:
         return inline_closed(b, params["body_jaxpr"], [*body_consts, *carry])
 
-    return list(b.loop(init, body, cond=cond))
+    return list(b.loop(init, body, cond=cond, names=argument_names(params["body_jaxpr"])[last - first :]))
 
 
 @rule("cond")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 from typing import Any
 
 import jax
@@ -13,6 +15,13 @@ from jax import lax
 KEY_KINDS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 #: the dtype of the parts of a complex dtype
 PARTS: dict[np.dtype, np.dtype] = {np.dtype("complex64"): np.dtype("float32"), np.dtype("complex128"): np.dtype("float64")}
+
+
+def identifier(name: str) -> str:
+    """A name of the user's as a Python identifier: ``<lambda>`` becomes ``lambda_``, ``w[0]['a']`` ``w_0_a``."""
+    word = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "kernel"
+    word = f"_{word}" if word[0].isdigit() else word
+    return f"{word}_" if keyword.iskeyword(word) else word
 
 
 def is_key(aval: Any) -> bool:

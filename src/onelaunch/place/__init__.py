@@ -20,10 +20,9 @@ def place(graph: Graph, plan: Plan) -> Program:
     p = Placer(graph, plan)
     walk = control.Control(p, alias.analyse(graph, plan))
     walk.arguments()
-    walk.block(graph.block)
-    walk.results()
+    walk.program()
     body = [*p.w.preamble, *p.w.body]
-    program = Program(graph.name, walk.inputs, walk.outputs, walk.scratch, plan.grid, body, p.w.constants)
+    program = Program(graph.name, walk.inputs, walk.outputs, walk.scratch, plan.grid, body, p.w.constants, walk.counter)
     tidy.tidy(program.body)
     barrier.insert(program.body)
     return program

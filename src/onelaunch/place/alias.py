@@ -70,7 +70,9 @@ class _Analysis:
             if self.plan.home[x] is Home.MEMORY and x in mine and last.get(x, -1) <= k and self._once(node, x):
                 self.found.in_place.add(node)
         elif isinstance(node, n.Loop):
-            inside = {v for inner in n.blocks(node) for child in inner.nodes for u in n.uses(child) for v in self.storage(u)}
+            inside = {
+                v for inner in n.blocks(node) for child in inner.nodes for u in n.uses(child) for v in self.storage(u)
+            }
             inside |= {v for inner in n.blocks(node) for r in inner.results for v in self.storage(r)}
             for j, init in enumerate(node.init):
                 free = self.plan.home[init] is Home.MEMORY and init in mine and last.get(init, -1) <= k

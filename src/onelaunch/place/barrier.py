@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from onelaunch.place.nodes import Barrier, Buffer, For, If, Load, Stmt, Store, Var, While, inner_blocks, walk
+from onelaunch.place.nodes import Arrive, Barrier, Buffer, For, If, Load, Stmt, Store, Var, While, inner_blocks, walk
 
 
 def _lanes(stmt: Load | Store) -> Var | None:
@@ -57,7 +57,7 @@ def _block(block: list[Stmt], state: State) -> None:
     while k < len(block):
         stmt = block[k]
         match stmt:
-            case Barrier():
+            case Barrier() | Arrive():
                 state.clear()
             case Load() | Store():
                 if state.must_wait(stmt):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from onelaunch.ir import nodes as n
 from onelaunch.ir.nodes import Value
 from onelaunch.place.alias import Aliases
-from onelaunch.place.nodes import Buffer, For, If, Var, While
+from onelaunch.place.nodes import Arrive, Buffer, For, If, Var, While
 from onelaunch.place.placer import NeedsNoGrid, Placer
 from onelaunch.place.regions import Region, readers, split
 from onelaunch.place.store import copy, fill_region, materialise, update_memory
@@ -24,6 +25,8 @@ class Control:
         self.inputs: list[Buffer] = []
         self.outputs: list[Buffer] = []
         self.scratch: list[Buffer] = []
+        self.counter: Buffer | None = None
+        self.alone = False  # in the part that one program runs after the others
         self.claimed: set[View] = set()
         self.views: dict[View, Buffer] = {}
         self.readers = readers(p.graph)
@@ -45,13 +48,13 @@ class Control:
         """A buffer for a value: the output it ends in if that is free, else scratch."""
         p = self.p
         dims = p.plan.dims[v]
-        shared = p.plan.batch and "batch" not in dims and "grid" not in dims
+        shared = p.plan.batch and "batch" not in dims and "grid" not in dims and not self.alone
         view = self.flows.get(v)
         if view is not None and view not in self.claimed and not shared:
             self.claimed.add(view)
             return self.view(v, view)
         name = f"{v.hint or 'work'}{len(self.scratch)}_ptr"
-        if not p.plan.batch:
+        if not p.plan.batch or self.alone:
             buffer = Buffer(name, v.dtype, v.shape, row_major(v.shape), "scratch", v.size)
         elif shared:
             dtype = INT64 if v.size * p.plan.grid >= 2**31 else INT32
@@ -65,6 +68,31 @@ class Control:
             buffer = Buffer(name, v.dtype, v.shape, tuple(strides), "scratch", v.size)
         self.scratch.append(buffer)
         return buffer
+
+    # --- the whole program ----------------------------------------------------------------------------
+    def program(self) -> None:
+        """All nodes and results; nodes set apart run in the last program to finish."""
+        block, late = self.p.graph.block, self.p.plan.late
+        if not late:
+            self.block(block)
+            self.results(block.results)
+            return
+        made = {v for node in late for v in n.outputs(node)}
+        self.block(n.Block(tuple(node for node in block.nodes if node not in late), ()))
+        self.results([r for r in block.results if r not in made])
+        w = self.p.w
+        zero = Buffer("zero_ptr", INT32, (1,), (1,), "in", 1)
+        self.counter = Buffer("arrived_ptr", INT32, (1,), (1,), "out", 1)
+        self.inputs.append(zero)
+        self.outputs.append(self.counter)
+        before = Var(INT32, (), "arrived")
+        w.add(Arrive(self.counter, before))
+        stmt = If(w.op("index_eq", (before, self.p.plan.grid - 1), BOOL), [])
+        self.alone = True
+        with w.inside(stmt.then):
+            self.block(n.Block(tuple(node for node in block.nodes if node in late), ()))
+            self.results([r for r in block.results if r in made])
+        w.add(stmt)
 
     # --- blocks ---------------------------------------------------------------------------------------
     def block(self, block: n.Block) -> None:
@@ -125,10 +153,11 @@ class Control:
             )
         return self.views[view]
 
-    def results(self) -> None:
-        """Store what the kernel returns and does not yet stand in its output."""
-        for k, (v, buffer) in enumerate(zip(self.p.graph.block.results, self.outputs, strict=True)):
-            self.finish(v, View(k, buffer.strides, 0))
+    def results(self, values: Sequence[Value]) -> None:
+        """Store those of ``values`` that the kernel returns and that do not yet stand in their output."""
+        for k, v in enumerate(self.p.graph.block.results):
+            if v in values:
+                self.finish(v, View(k, self.outputs[k].strides, 0))
 
     def finish(self, v: Value, view: View) -> None:
         """Write a value into its part of an output, unless it was made there."""

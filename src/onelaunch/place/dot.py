@@ -31,7 +31,10 @@ def dot(p: Placer, node: n.Dot, v: Value, idx: Indices, space: Space) -> Var:
     """A contraction as the sum of products over its contracted dims."""
     lhs, rhs, w = node.lhs, node.rhs, p.w
     nb = len(node.batch[0])
-    free = [[d for d in range(x.ndim) if d not in node.contract[s] and d not in node.batch[s]] for s, x in enumerate((lhs, rhs))]
+    free = [
+        [d for d in range(x.ndim) if d not in node.contract[s] and d not in node.batch[s]]
+        for s, x in enumerate((lhs, rhs))
+    ]
     places: list[dict[int, Index]] = [{}, {}]
     for k in range(nb):
         places[0][node.batch[0][k]] = places[1][node.batch[1][k]] = idx[k]
@@ -44,7 +47,9 @@ def dot(p: Placer, node: n.Dot, v: Value, idx: Indices, space: Space) -> Var:
     def element(reduced: Sequence[Index], inner: Space, positions: tuple[int, ...]) -> Var:
         sides = []
         for s, x in enumerate((lhs, rhs)):
-            at = {d: p.respace(i, positions, len(inner)) for d, i in places[s].items()} | dict(zip(node.contract[s], reduced))
+            at = {d: p.respace(i, positions, len(inner)) for d, i in places[s].items()} | dict(
+                zip(node.contract[s], reduced)
+            )
             sides.append(w.cast(p.fetch(x, tuple(at[d] for d in range(x.ndim)), inner), wide))
         return w.scalar("and" if is_bool(wide) else "mul", sides, wide)
 
@@ -88,7 +93,10 @@ def _by_tl_dot(p: Placer, node: n.Dot, idx: Indices, space: Space) -> bool:
         return False
     batch = len(node.batch[0])
     left = node.lhs.ndim - 1 - batch
-    lanes = [[i.k for i in idx[batch : batch + left] if isinstance(i, Lane)], [i.k for i in idx[batch + left :] if isinstance(i, Lane)]]
+    lanes = [
+        [i.k for i in idx[batch : batch + left] if isinstance(i, Lane)],
+        [i.k for i in idx[batch + left :] if isinstance(i, Lane)],
+    ]
     if sorted(lanes[0] + lanes[1]) != [0, 1] or len(lanes[0]) != 1 or any(isinstance(i, Lane) for i in idx[:batch]):
         return False
     contracted = pow2(node.lhs.shape[node.contract[0][0]])

@@ -30,7 +30,9 @@ def iota(p: Placer, node: n.Iota, v: Value, idx: Indices, space: Space) -> Var:
 
 @elem(n.Map)
 def map_(p: Placer, node: n.Map, v: Value, idx: Indices, space: Space) -> Var:
-    outs = p.w.scalars(node.fn, [p.fetch(a, operand_index(a, v, idx), space) for a in node.args], [o.dtype for o in node.outs])
+    outs = p.w.scalars(
+        node.fn, [p.fetch(a, operand_index(a, v, idx), space) for a in node.args], [o.dtype for o in node.outs]
+    )
     return outs[node.outs.index(v)]
 
 
@@ -53,7 +55,9 @@ def move(p: Placer, node: n.Move, v: Value, idx: Indices, space: Space) -> Var:
         case n.Transpose():
             return p.fetch(x, tuple(idx[op.permutation.index(d)] for d in range(x.ndim)), space)
         case n.Broadcast():
-            return p.fetch(x, tuple(idx[k] if x.shape[d] != 1 or v.shape[k] == 1 else 0 for d, k in enumerate(op.dims)), space)
+            return p.fetch(
+                x, tuple(idx[k] if x.shape[d] != 1 or v.shape[k] == 1 else 0 for d, k in enumerate(op.dims)), space
+            )
         case n.Reshape():
             return p.fetch(x, reshaped(p, x, v, idx, space), space)
         case n.Pad():
@@ -152,7 +156,9 @@ def gather(p: Placer, node: n.Gather, v: Value, idx: Indices, space: Space) -> V
     return p.w.select(inside, value, p.fetch(node.fill, (), space))
 
 
-def window_starts(p: Placer, node: n.Gather | n.Update, x: Value, idx: Indices, space: Space) -> tuple[list[Number | None], Var | bool]:
+def window_starts(
+    p: Placer, node: n.Gather | n.Update, x: Value, idx: Indices, space: Space
+) -> tuple[list[Number | None], Var | bool]:
     """Per operand dim the window's (clamped) start, and whether the whole window lies inside."""
     win, w = node.window, p.w
     inside: Var | bool = True
@@ -170,7 +176,9 @@ def window_starts(p: Placer, node: n.Gather | n.Update, x: Value, idx: Indices, 
     return starts, inside
 
 
-def window_index(p: Placer, node: n.Gather | n.Update, x: Value, idx: Indices, space: Space) -> tuple[Indices, Var | bool]:
+def window_index(
+    p: Placer, node: n.Gather | n.Update, x: Value, idx: Indices, space: Space
+) -> tuple[Indices, Var | bool]:
     """The operand index of one window element, and whether its window lies inside."""
     win, w = node.window, p.w
     starts, inside = window_starts(p, node, x, idx, space)

@@ -91,6 +91,15 @@ class Barrier:
 
 
 @dataclass(eq=False)
+class Arrive:
+    """Count this program in, after all it stored; ``out``: how many had arrived before. All programs' stores precede."""
+
+    buffer: Buffer
+    out: Var
+    where: Where | None = None
+
+
+@dataclass(eq=False)
 class For:
     """for index in range(start, stop, step) with loop-carried ``params``."""
 
@@ -131,7 +140,7 @@ class If:
     where: Where | None = None
 
 
-Stmt = Op | Load | Store | Barrier | For | While | If
+Stmt = Op | Load | Store | Barrier | Arrive | For | While | If
 
 
 def inner_blocks(stmt: Stmt) -> tuple[list[Stmt], ...]:
@@ -168,7 +177,7 @@ def direct_uses(stmt: Stmt) -> Iterator[Var]:
             yield stmt.cond
             yield from stmt.then_results
             yield from stmt.other_results
-        case Barrier():
+        case Barrier() | Arrive():
             return
 
 
@@ -177,7 +186,7 @@ def defined(stmt: Stmt) -> tuple[Var, ...]:
     match stmt:
         case Op():
             return stmt.outs
-        case Load():
+        case Load() | Arrive():
             return (stmt.out,)
         case For() | While():
             return tuple(stmt.params)
@@ -206,3 +215,5 @@ class Program:
     grid: int
     body: list[Stmt]
     constants: dict[Var, np.generic]
+    #: the buffer that counts finished programs, if the last of them goes on (also the last of ``outputs``)
+    counter: Buffer | None = None

@@ -135,7 +135,10 @@ class Placer:
     # --- fetch ----------------------------------------------------------------------------------------
     def fetch(self, v: Value, idx: tuple[Index, ...], space: Space) -> Var:
         """The element of ``v`` at ``idx``: a Var of the space's rank (or a scalar, the same in every lane)."""
-        idx = tuple(0 if s == 1 and not (isinstance(i, Lane) and space[i.k].kind == "batch") else i for i, s in zip(idx, v.shape, strict=True))
+        idx = tuple(
+            0 if s == 1 and not (isinstance(i, Lane) and space[i.k].kind == "batch") else i
+            for i, s in zip(idx, v.shape, strict=True)
+        )
         home = self.plan.home[v]
         if home is Home.INLINE:
             node = self.producer[v]
@@ -153,7 +156,9 @@ class Placer:
         offset, mask = self.address(buffer, idx, space, clamped=True)
         return self.w.load(buffer, offset, mask)
 
-    def address(self, buffer: Buffer, idx: tuple[Index, ...], space: Space, *, clamped: bool) -> tuple[Number, Var | None]:
+    def address(
+        self, buffer: Buffer, idx: tuple[Index, ...], space: Space, *, clamped: bool
+    ) -> tuple[Number, Var | None]:
         """Offset in elements and mask; ``clamped``: batch lanes past the end repeat the last one and need no mask."""
         w = self.w
         offset: Number = buffer.start

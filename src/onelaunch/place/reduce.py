@@ -82,7 +82,17 @@ def extend(space: Space, new: Sequence[tuple[int, Axis]]) -> tuple[Space, tuple[
 class Reduction:
     """One reduction: unrolled dims by a chain, lane dims by a tile, dims too long for a tile by loops."""
 
-    def __init__(self, p: Placer, monoid: str, dtype: np.dtype, element: Element, kinds: list[str], extents: list[int], after: list[int], space: Space):
+    def __init__(
+        self,
+        p: Placer,
+        monoid: str,
+        dtype: np.dtype,
+        element: Element,
+        kinds: list[str],
+        extents: list[int],
+        after: list[int],
+        space: Space,
+    ):
         self.p, self.monoid, self.element, self.space = p, monoid, element, space
         self.kinds, self.extents, self.after = kinds, extents, after
         self.dtype = dtype
@@ -190,11 +200,18 @@ class Reduction:
             item = x if item is None else self.combine(item, x)
         assert item is not None
         if mask is not None:
-            item = w.op("select", (w.lane_mask(inner, fresh[0]), item, w.const(identity(self.monoid, self.wide), self.wide)), item.dtype, acc.shape)  # type: ignore[arg-type]
+            item = w.op(
+                "select",
+                (w.lane_mask(inner, fresh[0]), item, w.const(identity(self.monoid, self.wide), self.wide)),
+                item.dtype,
+                acc.shape,
+            )  # type: ignore[arg-type]
         return w.full(self.combine(acc, item), acc.shape)
 
 
-def _arg_reduce(p: Placer, node: n.Reduce, element: Element, kinds: list[str], extents: list[int], after: list[int], space: Space) -> Var:
+def _arg_reduce(
+    p: Placer, node: n.Reduce, element: Element, kinds: list[str], extents: list[int], after: list[int], space: Space
+) -> Var:
     """argmax and argmin along one axis: (value, index) pairs, NaN first, the lowest index on ties."""
     w, monoid = p.w, node.monoid
     (extent,), (kind,) = extents, kinds

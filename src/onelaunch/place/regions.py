@@ -26,7 +26,9 @@ class Region:
         return tuple(v for node in self.nodes for v in node.outs)
 
 
-def split(block: n.Block, plan: Plan, producer: dict[Value, n.Node], readers: dict[Value, set[n.Node | None]]) -> list[n.Node | Region]:
+def split(
+    block: n.Block, plan: Plan, producer: dict[Value, n.Node], readers: dict[Value, set[n.Node | None]]
+) -> list[n.Node | Region]:
     """The nodes of a block with runs of element-wise nodes in memory gathered into regions."""
     result: list[n.Node | Region] = []
     run: list[n.Map] = []
@@ -34,7 +36,9 @@ def split(block: n.Block, plan: Plan, producer: dict[Value, n.Node], readers: di
     def close() -> None:
         if run:
             inside = set(run)
-            result.append(Region(tuple(run), frozenset(v for m in run for v in m.outs if _read_by(v, plan, readers) - inside)))
+            result.append(
+                Region(tuple(run), frozenset(v for m in run for v in m.outs if _read_by(v, plan, readers) - inside))
+            )
             run.clear()
 
     for node in block.nodes:

@@ -46,13 +46,27 @@ def iterate(p: Placer, shape: Sequence[int], kinds: Sequence[str], body: Body) -
         break
     pieces = math.prod(s for s, k in zip(shape, kinds) if k == "unroll")
     static = {d for d, k in enumerate(kinds) if k == "unroll" and (pieces <= limits.unroll_value or shape[d] == 1)}
-    loops = [d for d, k in enumerate(kinds) if k not in ("batch", "grid") and d not in tiled | static and (chunk is None or d != chunk[0])]
+    loops = [
+        d
+        for d, k in enumerate(kinds)
+        if k not in ("batch", "grid") and d not in tiled | static and (chunk is None or d != chunk[0])
+    ]
     if chunk is not None:
         loops.append(chunk[0])
     _nest(p, shape, kinds, body, loops, static, tiled, chunk, {})
 
 
-def _nest(p: Placer, shape: Sequence[int], kinds: Sequence[str], body: Body, loops: list[int], static: set[int], tiled: set[int], chunk: tuple[int, int] | None, fixed: dict[int, Var]) -> None:
+def _nest(
+    p: Placer,
+    shape: Sequence[int],
+    kinds: Sequence[str],
+    body: Body,
+    loops: list[int],
+    static: set[int],
+    tiled: set[int],
+    chunk: tuple[int, int] | None,
+    fixed: dict[int, Var],
+) -> None:
     w = p.w
     if loops:
         d, *rest = loops
@@ -257,7 +271,9 @@ def update(p: Placer, node: n.Update, v: Value, idx: Indices, space: Space) -> V
     return result
 
 
-def _cover(p: Placer, node: n.Update, idx: Indices, space: Space, fixed: dict[int, Index]) -> tuple[Var | bool, Indices]:
+def _cover(
+    p: Placer, node: n.Update, idx: Indices, space: Space, fixed: dict[int, Index]
+) -> tuple[Var | bool, Indices]:
     """Whether one window (at ``fixed`` batch indices) covers operand element ``idx``, and the update's index there."""
     win, x, w = node.window, node.operand, p.w
     at: list[Index] = [fixed.get(d, 0) for d in range(node.updates.ndim)]

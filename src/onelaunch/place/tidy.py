@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import math
 
-from onelaunch.place.nodes import Barrier, For, If, Load, Op, Stmt, Store, Var, While, defined, direct_uses, inner_blocks, walk
+from onelaunch.place.nodes import (
+    Arrive,
+    Barrier,
+    For,
+    If,
+    Load,
+    Op,
+    Stmt,
+    Store,
+    Var,
+    While,
+    defined,
+    direct_uses,
+    inner_blocks,
+    walk,
+)
 
 #: Bytes of tensors that may be moved out of loops and held in registers through them.
 HELD = 96 * 1024
@@ -46,7 +61,7 @@ def _needed(block: list[Stmt]) -> set[Var]:
                 roots.append(stmt.cond)
                 for out, a, b in zip(stmt.outs, stmt.then_results, stmt.other_results, strict=True):
                     source.setdefault(out, []).extend((a, b))
-            case Barrier():
+            case Barrier() | Arrive():
                 pass
     needed: set[Var] = set()
     while roots:

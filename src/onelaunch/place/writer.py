@@ -64,7 +64,14 @@ class Writer:
         self.block.append(stmt)
 
     # --- pure operations ------------------------------------------------------------------------------
-    def ops(self, fn: str, args: Sequence[Number], types: Sequence[tuple[np.dtype, Shape]], attrs: tuple[object, ...] = (), hint: str = "") -> tuple[Var, ...]:
+    def ops(
+        self,
+        fn: str,
+        args: Sequence[Number],
+        types: Sequence[tuple[np.dtype, Shape]],
+        attrs: tuple[object, ...] = (),
+        hint: str = "",
+    ) -> tuple[Var, ...]:
         """A pure operation with outputs of ``types``, or the earlier equal one."""
         folded = self._folded(fn, args, types)
         if folded is not None:
@@ -80,7 +87,9 @@ class Writer:
         self.known[-1][key] = outs
         return outs
 
-    def _folded(self, fn: str, args: Sequence[Number], types: Sequence[tuple[np.dtype, Shape]]) -> tuple[Var, ...] | None:
+    def _folded(
+        self, fn: str, args: Sequence[Number], types: Sequence[tuple[np.dtype, Shape]]
+    ) -> tuple[Var, ...] | None:
         """The result of a scalar row on constants alone."""
         if fn not in SCALARS or len(types) > 1 or not args or not all(a in self.constants for a in args):
             return None
@@ -91,10 +100,26 @@ class Writer:
             value = np.asarray(SCALARS[fn].numpy(*values, *((dtype,) if fn == "cast" else ())))
         return (self.const(value, dtype),) if (value.dtype, value.shape) == (dtype, ()) else None
 
-    def op(self, fn: str, args: Sequence[Number], dtype: np.dtype, shape: Shape | None = None, attrs: tuple[object, ...] = (), hint: str = "") -> Var:
+    def op(
+        self,
+        fn: str,
+        args: Sequence[Number],
+        dtype: np.dtype,
+        shape: Shape | None = None,
+        attrs: tuple[object, ...] = (),
+        hint: str = "",
+    ) -> Var:
         return self.ops(fn, args, [(dtype, broadcast_shape(args) if shape is None else shape)], attrs, hint)[0]
 
-    def top(self, fn: str, args: Sequence[Number], dtype: np.dtype, shape: Shape, attrs: tuple[object, ...] = (), hint: str = "") -> Var:
+    def top(
+        self,
+        fn: str,
+        args: Sequence[Number],
+        dtype: np.dtype,
+        shape: Shape,
+        attrs: tuple[object, ...] = (),
+        hint: str = "",
+    ) -> Var:
         """A pure operation at the top of the kernel, visible everywhere."""
         block, known = self.block, self.known
         self.block, self.known = self.preamble, self.known[:1]
@@ -223,7 +248,7 @@ class Writer:
         x = self.counters.get(x, x)
         if x.dtype == target:
             return x
-        if x.dtype.kind == "u" and x.dtype.itemsize >= 4 or x.dtype.itemsize == 8 and target == INT32:
+        if (x.dtype.kind == "u" and x.dtype.itemsize >= 4) or (x.dtype.itemsize == 8 and target == INT32):
             return self.op("index_saturate", (x,), target)
         return self.op("index_cast", (x,), target)
 

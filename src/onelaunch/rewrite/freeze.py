@@ -36,7 +36,7 @@ def _loop(node: n.Loop, cond: Block) -> list[n.Node]:
     b = Builder(node.where)
     (first,) = substituted(b, cond, dict(zip(node.carry, node.init)))
     before = list(b.nodes)
-    held = b.value(first.shape, first.dtype)
+    held = b.value(first.shape, first.dtype, "running")
     b = Builder(node.where)
     b.nodes = list(node.body.nodes)
     results = [_hold(b, held, new, old) for new, old in zip(node.body.results, node.carry)]

@@ -12,29 +12,38 @@ from onelaunch.schedule.homes import computed, held_words, parallel_axis
 from onelaunch.schedule.plan import Limits
 
 #: Programs that keep one H200 busy; below it features go to lanes, above it chains do.
-PROGRAMS = 132 * 4
+MULTIPROCESSORS = 132
+PROGRAMS = MULTIPROCESSORS * 4
 
 
 #: Registers a thread may hold through a loop for unrolled values; beyond, dims longer than 4 go to lanes.
 HELD_WORDS = 100
 
 
-def choose(graph: Graph, axes: Axes) -> Limits:
+def choose(graph: Graph, axes: Axes, late: frozenset[n.Node] = frozenset()) -> Limits:
     """The first choice; with fewer unrolled dims where it would hold too much in registers."""
-    limits = first_choice(graph, axes)
-    if limits.held > HELD_WORDS * 4 and held_words(graph, axes, limits) > HELD_WORDS:
+    limits = first_choice(graph, axes, late)
+    if late and limits.lanes == 32 and axes_extent(graph, axes, late) >= 128 * MULTIPROCESSORS:
+        limits = dataclasses.replace(limits, lanes=128, num_warps=4)  # the last program has more to do
+    if limits.held > HELD_WORDS * 4 and held_words(graph, axes, limits, late) > HELD_WORDS:
         return dataclasses.replace(limits, unroll_dim=4)
     return limits
 
 
-def first_choice(graph: Graph, axes: Axes) -> Limits:
+def axes_extent(graph: Graph, axes: Axes, late: frozenset[n.Node]) -> int:
+    """The extent of the parallel axis, 0 if there is none."""
+    batch = parallel_axis(graph, axes, late)
+    return batch[0].shape[batch[1]] if batch is not None else 0
+
+
+def first_choice(graph: Graph, axes: Axes, late: frozenset[n.Node]) -> Limits:
     """Limits by the extent of the parallel axis and by what else there is to spread over lanes."""
-    batch = parallel_axis(graph, axes)
+    batch = parallel_axis(graph, axes, late)
     if batch is None:
         return one_program(graph)
     extent = batch[0].shape[batch[1]]
     members = {v for v, _ in axes.members[axes.find(batch)]}
-    widest = max((v.size // (extent if v in members else 1) for v in computed(graph)), default=1)
+    widest = max((v.size // (extent if v in members else 1) for v in computed(graph, late)), default=1)
     if widest <= Limits.unroll_dim:
         return Limits(lanes=min(32, _pow2_below(extent)), num_warps=1)
     if extent <= PROGRAMS:

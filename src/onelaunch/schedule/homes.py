@@ -12,13 +12,13 @@ from onelaunch.place.space import pow2
 from onelaunch.schedule.plan import Home, Limits, Plan
 
 
-def parallel_axis(graph: n.Graph, axes: Axes) -> tuple[Value, int] | None:
+def parallel_axis(graph: n.Graph, axes: Axes, late: frozenset[n.Node] = frozenset()) -> tuple[Value, int] | None:
     """The parallel class that covers most elements, as one of its dims; None if none covers half of what is computed."""
-    work = computed(graph)
+    work = computed(graph, late)
     best, cover = None, sum(v.size for v in work) // 2
     for root, members in axes.members.items():
         extent = root[0].shape[root[1]]
-        if extent < 2 or axes.crossing(root) is not None:
+        if extent < 2 or axes.crossing(root):
             continue
         total = sum(v.size for v in {v for v, _ in members} & work)
         if total > cover:
@@ -26,20 +26,27 @@ def parallel_axis(graph: n.Graph, axes: Axes) -> tuple[Value, int] | None:
     return best
 
 
-def computed(graph: n.Graph) -> set[Value]:
-    """The values that arithmetic makes (not moved, stacked or carried ones)."""
+def computed(graph: n.Graph, late: frozenset[n.Node] = frozenset()) -> set[Value]:
+    """The values that arithmetic makes (not moved, stacked or carried ones), outside the ``late`` nodes."""
     kinds = n.Map | n.Reduce | n.Scan | n.Dot
-    return {v for node in n.walk(graph.block) if isinstance(node, kinds) for v in n.outputs(node)}
+    early = n.Block(tuple(node for node in graph.block.nodes if node not in late), ())
+    return {v for node in n.walk(early) if isinstance(node, kinds) for v in n.outputs(node)}
 
 
-def make_plan(graph: n.Graph, axes: Axes, limits: Limits, in_memory: Iterable[Value] = ()) -> Plan:
+def make_plan(
+    graph: n.Graph,
+    axes: Axes,
+    limits: Limits,
+    in_memory: Iterable[Value] = (),
+    late: frozenset[n.Node] = frozenset(),
+) -> Plan:
     """Homes under ``limits``; ``limits.lanes`` > 0 puts the best parallel axis on the grid."""
-    batch = parallel_axis(graph, axes) if limits.lanes else None
+    batch = parallel_axis(graph, axes, late) if limits.lanes else None
     dims = _dims(graph, axes, limits, batch)
     home = _homes(graph, limits, dims, set(in_memory))
     extent = batch[0].shape[batch[1]] if batch else 0
     grid = -(-extent // limits.lanes) if batch else 1
-    return Plan(limits, home, dims, extent, grid)
+    return Plan(limits, home, dims, extent, grid, late if batch else frozenset())
 
 
 def _dims(graph: n.Graph, axes: Axes, limits: Limits, batch: tuple[Value, int] | None) -> dict[Value, tuple[str, ...]]:
@@ -81,9 +88,9 @@ def fits(v: Value, dims: tuple[str, ...], limits: Limits) -> bool:
     return pieces <= limits.unroll_value and tile * max(1, limits.lanes if "batch" in dims else 1) <= limits.tile
 
 
-def held_words(graph: n.Graph, axes: Axes, limits: Limits) -> int:
+def held_words(graph: n.Graph, axes: Axes, limits: Limits, late: frozenset[n.Node] = frozenset()) -> int:
     """32-bit registers a thread holds through loops for unrolled values that the loops only read."""
-    dims = _dims(graph, axes, limits, parallel_axis(graph, axes) if limits.lanes else None)
+    dims = _dims(graph, axes, limits, parallel_axis(graph, axes, late) if limits.lanes else None)
     moved = {v for node in n.walk(graph.block) if isinstance(node, n.Move | n.Const | n.Iota) for v in n.outputs(node)}
     total = 0
     for v in held_through_loops(graph, dims) - moved:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from onelaunch.ir.nodes import Value
+from onelaunch.ir.nodes import Node, Value
 
 
 class Home(Enum):
@@ -48,10 +48,13 @@ class Plan:
     dims: dict[Value, tuple[str, ...]] = field(repr=False)
     batch: int = 0  # extent of the grid axis, 0 if there is none
     grid: int = 1
-    refused: tuple[str, ...] = field(default=())
+    #: nodes that the last program to finish runs, alone, after all have stored what they read (schedule.late)
+    late: frozenset[Node] = field(default=frozenset(), repr=False)
 
     def __str__(self) -> str:
         counts = {h: sum(1 for v in self.home.values() if v is h) for h in Home}
         where = ", ".join(f"{c} in {h.value}" for h, c in counts.items() if c)
         axis = f"grid axis of {self.batch}, {self.limits.lanes} per program" if self.batch else "no grid axis"
+        if self.late:
+            axis += ", the last program to finish combines them"
         return f"{self.grid} program(s) of {self.limits.num_warps} warp(s); {axis}; values: {where}"
