@@ -39,6 +39,12 @@ from onelaunch.place.nodes import (
 WIDTH = 120
 
 
+#: In programs of at most so many statements, loops of at least so many turns with a body of at most so many operations
+#: are unrolled by a factor. Such kernels are compiled without fused multiply-adds: across turns they would make values
+#: that neither JAX nor the source has.
+SMALL_PROGRAM, LONG_LOOP, TINY_BODY, UNROLL = 60, 64, 8, 8
+
+
 def emit(program: Program, plan: str, num_warps: int, num_stages: int = 1) -> Kernel:
     """One readable module: device functions it needs, then the kernel, opened by its plan."""
     program = replace(program, name=_function_name(program.name))
@@ -47,7 +53,14 @@ def emit(program: Program, plan: str, num_warps: int, num_stages: int = 1) -> Ke
     source = _module(program, plan, printer, body)
     params = tuple(_param(b, printer.names.buffer(b)) for b in _buffers(program))
     return Kernel(
-        program.name, source, params, (program.grid,), num_warps, num_stages, counter=program.counter is not None
+        program.name,
+        source,
+        params,
+        (program.grid,),
+        num_warps,
+        num_stages,
+        fp_fusion="loop_unroll_factor" not in source,
+        counter=program.counter is not None,
     )
 
 
@@ -84,6 +97,12 @@ def _module(program: Program, plan: str, printer: _Printer, body: list[str]) -> 
         parts.append(helpers)
     parts.append("\n".join(["@triton.jit", signature, *doc, text]) + "\n")
     return "\n\n".join(parts)
+
+
+def _tiny(loop: For) -> bool:
+    """Whether a loop's body costs less than the branch at its end."""
+    straight = all(isinstance(s, Op | Load | Store) for s in loop.body)
+    return straight and len(loop.body) <= TINY_BODY and loop.stop - loop.start >= LONG_LOOP * loop.step
 
 
 class _Names:
@@ -161,6 +180,7 @@ class _Printer:
         self.depth = 1
         self.where: str | None = None
         self.local: set[Var] = set()
+        self.unrolls = sum(1 for _ in walk(program.body)) <= SMALL_PROGRAM
 
     # --- text of operands -----------------------------------------------------------------------------
     def name(self, v: Var) -> str:
@@ -350,7 +370,10 @@ class _Printer:
         self._start(stmt.params, stmt.inits)
         bounds = f"{stmt.start}, {stmt.stop}" if stmt.start or stmt.step != 1 else f"{stmt.stop}"
         step = f", {stmt.step}" if stmt.step != 1 else ""
-        self.line(f"for {self.name(stmt.index)} in range({bounds}{step}):")
+        turns = f"range({bounds}{step})"
+        if self.unrolls and _tiny(stmt):
+            turns = f"tl.range({bounds}{step}, loop_unroll_factor={UNROLL})"
+        self.line(f"for {self.name(stmt.index)} in {turns}:")
         self._body(stmt)
 
     def _body(self, stmt: For | While) -> None:

@@ -118,6 +118,26 @@ def held_through_loops(graph: n.Graph, dims: dict[Value, tuple[str, ...]]) -> se
     return found
 
 
+#: Integer operations that cost less again than an array of their results.
+CHEAP = frozenset({"add", "sub", "mul", "cast", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "min", "max"})
+
+
+def _inline(graph: n.Graph) -> set[Value]:
+    """What is only moved, and arithmetic on indices alone: ``arange(1, n)`` is its index plus one wherever it is read."""
+    inline: set[Value] = set()
+    known: set[Value] = set()
+    for node in n.walk(graph.block):
+        outs = n.outputs(node)
+        if isinstance(node, n.Move | n.Const | n.Iota):
+            inline.update(outs)
+        arithmetic = isinstance(node, n.Map) and node.fn in CHEAP and all(v.dtype.kind in "iub" for v in outs)
+        if isinstance(node, n.Move | n.Const | n.Iota) or arithmetic:
+            known.update(outs if all(v in known for v in n.operands(node)) else ())
+        if arithmetic:
+            inline.update(v for v in outs if v in known and v.ndim)
+    return inline
+
+
 class _Families:
     """Union-find of values that share storage if they live in memory."""
 
@@ -138,7 +158,7 @@ class _Families:
 def _homes(graph: n.Graph, limits: Limits, dims: dict[Value, tuple[str, ...]], forced: set[Value]) -> dict[Value, Home]:
     """Inline what is only moved, memory for what is too large, stacked or forced, registers for the rest."""
     inputs = {*graph.params, *(v for v, _ in graph.consts)}
-    inline = {v for node in n.walk(graph.block) if isinstance(node, n.Move | n.Const | n.Iota) for v in n.outputs(node)}
+    inline = _inline(graph)
     stacked = {node.out for node in n.walk(graph.block) if isinstance(node, n.Empty)}
     families = _families(graph, inline | inputs)
     results = {families.find(v) for v in graph.block.results}
