@@ -20,6 +20,7 @@ from onelaunch.emit.kernel import Kernel
 from onelaunch.errors import BuildError, FusionError, Refusal
 from onelaunch.ir.nodes import Graph, Loop
 from onelaunch.launch import jax as launch
+from onelaunch.ops.checks import Check, raise_failed
 from onelaunch.ops.launches import Launches, estimate
 from onelaunch.ops.words import from_words, to_words
 from onelaunch.pipeline import compile_graph, estimate_us
@@ -27,7 +28,7 @@ from onelaunch.rewrite import rewrite
 from onelaunch.schedule.plan import Plan
 
 #: A kernel is refused if its estimated time is so many times XLA's; the estimates are good to about a factor of two.
-SLOWER = 1.5
+SLOWER = 1.3
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Fused:
     """A function's kernel and its plan, or the refusal that keeps it in XLA.
 
     before: launches and time under XLA, estimated. kernel_us: the kernel's estimated time (both for an H200).
+    checks: what the kernel's last two results say about the program's run-time checks.
     """
 
     kernel: Kernel | None
@@ -43,13 +45,15 @@ class Fused:
     refusals: tuple[Refusal, ...]
     before: Launches
     kernel_us: float = 0.0
+    checks: tuple[Check, ...] = ()
 
 
 def fuse_jaxpr(closed: core.ClosedJaxpr, name: str, strict: bool = False) -> Fused:
     """Kernel and plan of a closed jaxpr; a refusal where it can't be one kernel, or (unless ``strict``) would lose."""
     before = estimate(closed.jaxpr)
     try:
-        graph: Graph = rewrite(trace.to_graph(closed, name))
+        traced, checks = trace.to_checked_graph(closed, name)
+        graph = rewrite(traced)
         plan, kernel = compile_graph(graph)
     except FusionError as error:
         return Fused(None, None, (), (error.refusal,), before)
@@ -57,7 +61,7 @@ def fuse_jaxpr(closed: core.ClosedJaxpr, name: str, strict: bool = False) -> Fus
     consts = tuple(c for _, c in graph.consts)
     if not strict and time > SLOWER * before.us:
         return Fused(None, None, consts, (_loses(graph, name, time, before),), before, time)
-    return Fused(kernel, plan, consts, (), before, time)
+    return Fused(kernel, plan, consts, (), before, time, checks)
 
 
 def _loses(graph: Graph, name: str, time: float, before: Launches) -> Refusal:
@@ -115,7 +119,8 @@ class Program:
                 outs.append(from_words(aval, next(found)))
             else:
                 outs.append(jnp.zeros(aval.shape, aval.dtype))
-        return outs
+        checks = self.fused.checks
+        return raise_failed(checks, next(found), next(found), outs) if checks else outs
 
 
 @fused_p.def_abstract_eval

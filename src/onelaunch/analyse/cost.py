@@ -25,6 +25,8 @@ MULTIPROCESSORS = 132
 RATE_OF_WARP, RATE = 12_000, 100_000
 #: microseconds of one dependent node, and operations that an element in memory costs besides
 NODE_US, MEMORY = 0.015, 10
+#: nodes that a reduction takes as long as
+REDUCE_STEPS = 15
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ def _node(node: n.Node, share: dict[Value, float], in_memory: set[Value]) -> Cos
             weight += MEMORY if out in in_memory else 0
             return Cost(out.size * share.get(out, 1) * weight, 1)
         case n.Reduce(arg=arg) | n.Scan(arg=arg):
-            return Cost(arg.size * share.get(arg, 1) * (1 + (MEMORY if arg in in_memory else 0)), 6)
+            return Cost(arg.size * share.get(arg, 1) * (1 + (MEMORY if arg in in_memory else 0)), REDUCE_STEPS)
         case n.Dot():
             depth = math.prod(node.lhs.shape[d] for d in node.contract[0])
-            return Cost(node.out.size * share.get(node.out, 1) * depth * 2, 8)
+            return Cost(node.out.size * share.get(node.out, 1) * depth * 2, REDUCE_STEPS)
         case n.Update():
             return Cost(node.updates.size * share.get(node.updates, 1) * MEMORY, 2)
         case n.Gather():
