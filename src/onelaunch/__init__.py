@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from onelaunch.api import Lowered, explain, fuse
 
 __version__ = "0.1.0"
-__all__ = ["BuildError", "FusionError", "Lowered", "OnelaunchError", "OptionError", "Refusal", "Where", "explain", "fuse"]
+__all__ = [
+    "BuildError",
+    "FusionError",
+    "Lowered",
+    "OnelaunchError",
+    "OptionError",
+    "Refusal",
+    "Where",
+    "explain",
+    "fuse",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -72,7 +72,7 @@ class Lowered:
 
     def explain(self, target: str | None = None) -> Explanation:
         """What became a kernel and what did not, before and after; printed as text, or shown by a notebook."""
-        resources = None
+        resources: build.Resources | BuildError | None = None
         if self.fused.kernel is not None:
             try:
                 resources = self.compile(target).resources
@@ -95,8 +95,8 @@ class Lowered:
 def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """What ``fuse`` makes of ``fun`` (a function, or the result of ``fuse``) at the types of the arguments.
 
-    Returns an Explanation: launches before and after, axes and homes, bytes, registers, spills, refusals with the user's
-    lines, and the estimates behind the choice. Raises whatever ``jax.jit(fun)`` raises when traced.
+    Returns an Explanation: launches before and after, axes and homes, bytes, registers, spills, refusals with the
+    user's lines, and the estimates behind the choice. Raises whatever ``jax.jit(fun)`` raises when traced.
     """
     fused = fun if isinstance(fun, fuse) else fuse(fun)
     return fused.lower(*args, **kwargs).explain()
@@ -106,7 +106,7 @@ def _target(name: str | None) -> target.Target:
     return launch.device_target() if name is None else target.parse(name)
 
 
-class fuse:  # noqa: N801 - reads as a function, like jax.jit
+class fuse:
     """Compile a JAX function, loops and random numbers included, to one GPU kernel.
 
     ``fuse(f)`` is used like ``jax.jit(f)`` (also as a decorator, with or without arguments) and gives the same values:
@@ -142,8 +142,8 @@ class fuse:  # noqa: N801 - reads as a function, like jax.jit
             raise TypeError(f"fuse takes a function, not {type(fun).__name__}")
         self.fallback = fallback
         self.interpret = os.environ.get("ONELAUNCH_INTERPRET") == "1"
-        static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
-        self._plain = jax.jit(fun, **static)  # type: ignore[arg-type]
+        static: dict[str, Any] = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+        self._plain: Any = jax.jit(fun, **static)
         self._name = _identifier(getattr(fun, "__name__", type(fun).__name__))
         functools.update_wrapper(self, fun)
 
@@ -151,7 +151,7 @@ class fuse:  # noqa: N801 - reads as a function, like jax.jit
         def inner(*args: Any, **kwargs: Any) -> Any:
             return self._traced(*args, **kwargs)
 
-        self._jitted = jax.jit(inner, donate_argnums=donate_argnums, **static)  # type: ignore[arg-type]
+        self._jitted: Any = jax.jit(inner, donate_argnums=donate_argnums, **static)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._jitted(*args, **kwargs)

@@ -211,14 +211,15 @@ def reshape_groups(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[in
 def _window(axes: Axes, node: n.Gather | n.Update, x: Value, w: Value) -> None:
     win = node.window
     for d in range(x.ndim):
-        if win.batching[d] is not None and win.start[d] is None:
-            axes.join((x, d), (w, win.batching[d]))
-        elif win.offset[d] is not None and win.start[d] is None and win.sizes[d] == x.shape[d]:
-            axes.join((x, d), (w, win.offset[d]))
+        along, offset, still = win.batching[d], win.offset[d], win.start[d] is None
+        if along is not None and still:
+            axes.join((x, d), (w, along))
+        elif offset is not None and still and win.sizes[d] == x.shape[d]:
+            axes.join((x, d), (w, offset))
         elif x.shape[d] > 1:
             axes.cross((x, d), node)
-            if win.offset[d] is not None:
-                axes.cross((w, win.offset[d]), node)
+            if offset is not None:
+                axes.cross((w, offset), node)
     for k, d in enumerate(win.batch):
         for s in node.starts:
             axes.join((s, k), (w, d))

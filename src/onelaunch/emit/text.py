@@ -1,4 +1,4 @@
-"""Triton text of pure operations, as templates over operand names ``_0``, ``_1``, ... with the parentheses they need."""
+"""Triton text of pure operations: templates over operand names ``_0``, ``_1``, ... and the parentheses they need."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def needs(template: str) -> tuple[int, dict[int, int], frozenset[int]]:
             for child in (*node.args, *(k.value for k in node.keywords)):
                 visit(child, 0, node)
         else:
-            for child in ast.iter_child_nodes(node):
-                visit(child, 0, node)
+            for part in ast.iter_child_nodes(node):
+                visit(part, 0, node)
 
     visit(tree, 0, None)
     return _level(tree), wanted, frozenset(arithmetic)

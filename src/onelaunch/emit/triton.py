@@ -31,7 +31,6 @@ from onelaunch.place.nodes import (
     While,
     defined,
     direct_uses,
-    inner_blocks,
     walk,
 )
 
@@ -460,8 +459,8 @@ class _Printer:
     def _test(self, stmt: While) -> None:
         """The loop's test again, on the new carries."""
         assert stmt.cond is not None
-        for s in [s for inner in (stmt.test,) for s in inner]:
-            for v in [o for o in (s.outs if isinstance(s, Op) else ())]:
+        for s in stmt.test:
+            for v in s.outs if isinstance(s, Op) else ():
                 self.inline.pop(v, None)
         self.block_with(stmt.test, [stmt.cond])
         self._go_on(stmt.cond)
@@ -487,6 +486,3 @@ class _Printer:
             if len(self.lines) == count:
                 self.line("pass")
             self.depth -= 1
-
-
-assert inner_blocks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 
 import numpy as np
 
@@ -198,7 +197,7 @@ class Builder:
 
         ``names`` are the user's for the first carries; where there is none a carry is named like its start.
         """
-        hints = [name or v.hint for v, name in zip_longest(init, names[: len(init)], fillvalue="")]
+        hints = [(names[k] if k < len(names) else "") or v.hint for k, v in enumerate(init)]
         carry = tuple(self.value(v.shape, v.dtype, hint) for v, hint in zip(init, hints, strict=True))
         index = self.value((), INT32, "i") if trip is not None else None
         condition = None

@@ -107,8 +107,8 @@ class Window:
       window offset  = w[offset[d]]; 0 if offset[d] is None (a collapsed window dim),
       batching index = w[batching[d]]; 0 if batching[d] is None.
     ``batch`` lists the dims of the window array that index the starts, in the order of the starts' dims; every
-    starts value has exactly the shape of those dims (shape () for a dynamic_slice). ``sizes`` is the window's extent along each operand dim (1 where collapsed
-    or batching).
+    starts value has exactly the shape of those dims (shape () for a dynamic_slice). ``sizes`` is the window's extent
+    along each operand dim (1 where collapsed or batching).
     ``mode``: "clip" clamps starts to [0, n - size]; "fill": a window that is not wholly inside reads ``fill``
     (Gather) or is dropped (Update).
     """

@@ -88,8 +88,13 @@ def arithmetic_us(eqn: core.JaxprEqn) -> float:
     if eqn.primitive.name != "dot_general":
         return 0.0
     (contracted, _), _ = eqn.params["dimension_numbers"]
-    depth = math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
-    return 2 * depth * math.prod(eqn.outvars[0].aval.shape) / FLOPS_PER_US
+    depth = math.prod(shape_of(eqn.invars[0])[d] for d in contracted)
+    return 2 * depth * math.prod(shape_of(eqn.outvars[0])) / FLOPS_PER_US
+
+
+def shape_of(atom: Any) -> tuple[int, ...]:
+    """The shape of a variable or literal."""
+    return tuple(atom.aval.shape)
 
 
 def inner_jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:

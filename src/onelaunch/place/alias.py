@@ -87,9 +87,10 @@ class _Analysis:
                 self.block(inner, dead)
             for j in range(len(node.outs)):
                 roots = {self._root(inner.results[j], inner) for inner in node.blocks}
-                if len(roots) == 1 and (root := roots.pop()) in dead:
-                    if sum(1 for i in range(len(node.outs)) if self.found.branches.get((node, i)) is root) == 0:
-                        self.found.branches[(node, j)] = root
+                root = roots.pop()
+                taken = any(self.found.branches.get((node, i)) is root for i in range(len(node.outs)))
+                if not roots and root in dead and not taken:
+                    self.found.branches[(node, j)] = root
 
     def _replace(self, node: n.Loop) -> None:
         """Results computed element by element from the carry they replace, where nothing after them reads it."""

@@ -200,9 +200,8 @@ class Control:
         with w.inside(loop.body):
             if isinstance(loop, For):
                 assert node.index is not None
-                turn = w.counted(loop.index, INT32)
-                w.ranges[turn] = w.ranges[loop.index] = (0, loop.stop - 1)
-                p.regs[node.index] = {(): turn}
+                w.ranges[loop.index] = (0, node.trip - 1)
+                p.regs[node.index] = {(): w.counted(loop.index, INT32)}
             self.block(node.body)
             loop.results = self._carry_on(node)
         w.where = node.where
@@ -286,7 +285,7 @@ class Control:
 
     # --- branches -------------------------------------------------------------------------------------
     def branch(self, node: n.Branch) -> None:
-        p, w = self.p, self.p.w
+        p = self.p
         index = p.fetch(node.index, (), ())
         if index.shape:
             raise NeedsNoGrid

@@ -85,7 +85,7 @@ def _needs_memory_for_loops(p: Placer, work: Reduction, x: Value) -> None:
 def _by_tl_dot(p: Placer, node: n.Dot, idx: Indices, space: Space) -> bool:
     """Whether a contraction is a matrix product of two tiles large enough for ``tl.dot``.
 
-    One contracted dim, lanes alone in the output's free dims, one of them from each side, and nothing else in the space.
+    One contracted dim, lanes alone in the output's free dims, one of them from each side, nothing else in the space.
     """
     if node.lhs.dtype not in DOT_DTYPES or node.lhs.dtype != node.rhs.dtype or len(node.contract[0]) != 1:
         return False

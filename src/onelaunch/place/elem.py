@@ -137,9 +137,11 @@ def _concatenate(p: Placer, node: n.Move, axis: int, idx: Indices, space: Space)
         value = p.fetch(arg, (*idx[:axis], at, *idx[axis + 1 :]), space)
         if isinstance(i, int):
             return value
-        cond = w.compare("lt", i, first + size)
-        assert isinstance(cond, Var)
-        result = value if result is None else w.select(cond, value, result)
+        inside = w.compare("lt", i, first + size)
+        if isinstance(inside, Var):
+            result = value if result is None else w.select(inside, value, result)
+        elif inside or result is None:
+            result = value
     assert result is not None
     return result
 

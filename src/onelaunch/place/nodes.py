@@ -32,8 +32,8 @@ class Buffer:
     """Global memory that a program reads or writes: a kernel argument or a piece of the scratch argument.
 
     strides are in elements, for the dims of the value it holds; ``offset`` is a Var added to every address (the
-    program's own piece of a private scratch buffer) or None; ``start`` a number added likewise. A view of another buffer
-    names it as ``base``.
+    program's own piece of a private scratch buffer) or None; ``start`` a number added likewise. A view of another
+    buffer names it as ``base``.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Barrier:
 
 @dataclass(eq=False)
 class Arrive:
-    """Count this program in, after all it stored; ``out``: how many had arrived before. All programs' stores precede."""
+    """Count this program in, after all that it stored; ``out``: how many had arrived before it."""
 
     buffer: Buffer
     out: Var

@@ -16,7 +16,7 @@ from onelaunch.place.writer import BOOL, INT32, INT64, Number, Writer
 from onelaunch.schedule.plan import Home, Plan
 
 #: Node kind -> elem(placer, node, output, index, space): the element of ``output`` at ``index``.
-Elem = Callable[["Placer", n.Node, Value, "tuple[Index, ...]", Space], Var]
+Elem = Callable[..., Var]
 ELEM: dict[type, Elem] = {}
 
 WIDE = 2**31 - 1
@@ -181,7 +181,7 @@ class Placer:
                 return self._select_piece(v, d, idx, space)
             if kinds[d] == "grid" and i is not self.program:
                 raise NeedsNoGrid
-        coords = tuple(i for i, k in zip(idx, kinds) if k == "unroll")
+        coords = tuple(i for i, k in zip(idx, kinds) if k == "unroll" and isinstance(i, int))
         lanes = [i for i, k in zip(idx, kinds) if k in ("lane", "batch")]
         return self.align(v, self.regs[v][coords], lanes, list(self.own_space(v)), space)
 
@@ -192,9 +192,11 @@ class Placer:
         at = lambda k: self.fetch(v, (*idx[:d], k, *idx[d + 1 :]), space)  # noqa: E731
         result = at(v.shape[d] - 1)
         for k in reversed(range(v.shape[d] - 1)):
-            cond = w.compare("eq", number, k)
-            assert isinstance(cond, Var)
-            result = w.select(cond, at(k), result)
+            here = w.compare("eq", number, k)
+            if isinstance(here, Var):
+                result = w.select(here, at(k), result)
+            elif here:
+                result = at(k)
         return result
 
     def align(self, v: Value, var: Var, idx: list[Index], own: list[Axis], space: Space) -> Var:
@@ -248,7 +250,11 @@ class Placer:
             free = [k for k in range(len(space)) if k not in others][:1]
         if len(free) != 1 or free[0] in others:
             raise NeedsMemory(v)
-        positions = [free[0] if m == j else i.k for m, i in enumerate(idx) if m == j or isinstance(i, Lane)]
+        positions = [
+            i.k if isinstance(i, Lane) and m != j else free[0]
+            for m, i in enumerate(idx)
+            if m == j or isinstance(i, Lane)
+        ]
         source = self._arrange(var, positions, len(space))
         low, high = self.w.bounds(index)
         if low < 0:  # padding lanes may point anywhere

@@ -182,8 +182,7 @@ class Reduction:
         p, w = self.p, self.p.w
         chunked, width = self.chunk
         if chunked is None:
-            item = self._pieces(unrolled, tiles, fixed)
-            return w.full(self.combine(acc, item), acc.shape)
+            return w.full(self.combine(acc, self._pieces(unrolled, tiles, fixed)), acc.shape)
         lane = w.top("arange", (), INT32, (width,), (width,))
         start = fixed[chunked]
         assert isinstance(start, Var)
@@ -199,13 +198,10 @@ class Reduction:
             x = w.cast(self.element([at[k] for k in range(len(self.kinds))], inner, positions), self.wide)
             item = x if item is None else self.combine(item, x)
         assert item is not None
-        if mask is not None:
-            item = w.op(
-                "select",
-                (w.lane_mask(inner, fresh[0]), item, w.const(identity(self.monoid, self.wide), self.wide)),
-                item.dtype,
-                acc.shape,
-            )  # type: ignore[arg-type]
+        real = w.lane_mask(inner, fresh[0])
+        if isinstance(real, Var):
+            neutral = w.const(identity(self.monoid, self.wide), self.wide)
+            item = w.op("select", (real, item, neutral), item.dtype, acc.shape)
         return w.full(self.combine(acc, item), acc.shape)
 
 

@@ -1,7 +1,7 @@
 """Views: values that may be made right where an output wants them.
 
-A result that is only moved (concatenated, transposed, reversed, given dims of size 1) from other values names, for each of
-them, the strides and the start of its part of the output. Stacked outputs of a scan under vmap need no copy this way.
+A result that is only moved (concatenated, transposed, reversed, given dims of size 1) from other values names, for
+each of them, the strides and the start of its part of the output. Stacked outputs of a scan under vmap need no copy.
 """
 
 from __future__ import annotations

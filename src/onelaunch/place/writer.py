@@ -18,6 +18,7 @@ BOOL = np.dtype(bool)
 INT32 = np.dtype("int32")
 INT64 = np.dtype("int64")
 FLOAT32 = np.dtype("float32")
+COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 HALVES = (np.dtype("float16"), BFLOAT16)
 
 Number = Var | int
@@ -91,7 +92,14 @@ class Writer:
         self, fn: str, args: Sequence[Number], types: Sequence[tuple[np.dtype, Shape]]
     ) -> tuple[Var, ...] | None:
         """The result of a scalar row on constants alone."""
-        if fn not in SCALARS or len(types) > 1 or not args or not all(a in self.constants for a in args):
+        if fn not in SCALARS or len(types) > 1 or not args:
+            return None
+        if fn == "select" and args[0] in self.constants:
+            chosen = args[1] if self.constants[args[0]] else args[2]
+            return (chosen,) if isinstance(chosen, Var) else None
+        if fn in COMPARISONS and (known := self.decided(fn, *args)) is not None:
+            return (self.const(known, BOOL),)
+        if not all(a in self.constants for a in args):
             return None
         ((dtype, _),) = types
         values: list[object] = [self.constants[a] for a in args if isinstance(a, Var)]
@@ -130,7 +138,7 @@ class Writer:
 
     def const(self, value: object, dtype: np.dtype) -> Var:
         """A typed scalar constant."""
-        typed = np.asarray(value).astype(dtype)[()]
+        typed: np.generic = np.asarray(value).astype(dtype)[()]  # type: ignore[assignment]
         var = self.top("const", (), dtype, (), (typed.tobytes(),))
         self.constants[var] = typed
         return var
@@ -150,33 +158,10 @@ class Writer:
         half = SCALARS[fn].half == "f32" and fn != "cast" and any(a.dtype in HALVES for a in args)
         shape = broadcast_shape(args)
         if not half:
-            outs = self.ops(fn, args, [(d, shape) for d in dtypes])
-            self._bound(fn, args, outs[0])
-            return outs
+            return self.ops(fn, args, [(d, shape) for d in dtypes])
         wide = [self.cast(a, FLOAT32) if a.dtype in HALVES else a for a in args]
         outs = self.ops(fn, wide, [(FLOAT32 if d in HALVES else d, shape) for d in dtypes])
         return tuple(self.cast(o, d) for o, d in zip(outs, dtypes))
-
-    def _bound(self, fn: str, args: Sequence[Var], out: Var) -> None:
-        """Bounds of integer sums, products and casts of bounded Vars and constants."""
-        if out.dtype.kind not in "iu" or fn not in ("add", "sub", "mul", "cast"):
-            return
-        known = []
-        for a in args:
-            if a in self.constants and a.dtype.kind in "iu":
-                known.append((int(self.constants[a]),) * 2)
-            elif a in self.ranges:
-                known.append(self.ranges[a])
-            else:
-                return
-        if fn == "cast":
-            low, high = known[0]
-        else:
-            ends = [{"add": x + y, "sub": x - y, "mul": x * y}[fn] for x in known[0] for y in known[1]]
-            low, high = min(ends), max(ends)
-        info = np.iinfo(out.dtype)
-        if info.min <= low and high <= info.max:
-            self.ranges[out] = (low, high)
 
     def select(self, cond: Var, yes: Var, no: Var) -> Var:
         return yes if yes is no else self.op("select", (cond, yes, no), yes.dtype)
@@ -196,13 +181,7 @@ class Writer:
         return a if isinstance(b, int) and b == 0 else self.index_op("add", a, b)
 
     def minus(self, a: Number, b: Number) -> Number:
-        if isinstance(b, int) and b == 0:
-            return a
-        result = self.index_op("sub", a, b)
-        if isinstance(a, int) and isinstance(b, Var) and isinstance(result, Var) and b in self.ranges:
-            low, high = self.ranges[b]
-            self.ranges[result] = (a - high, a - low)
-        return result
+        return a if isinstance(b, int) and b == 0 else self.index_op("sub", a, b)
 
     def times(self, a: Number, b: Number) -> Number:
         for x, y in ((a, b), (b, a)):
@@ -216,10 +195,9 @@ class Writer:
             return max(low, min(a, high))
         if low == high:
             return low
-        known = self.ranges.get(a)
-        if known is not None and low <= known[0] and known[1] <= high:
-            return a
-        return self.index_op("min", self.index_op("max", a, low), high)
+        least, most = self.bounds(a)
+        a = self.index_op("max", a, low) if least < low else a
+        return self.index_op("min", a, high) if most > high else a
 
     def divmod(self, a: Number, b: int) -> tuple[Number, Number]:
         if isinstance(a, int):
@@ -232,7 +210,8 @@ class Writer:
         """lt, ge, eq of indices; a Python bool if both are integers."""
         if isinstance(a, int) and isinstance(b, int):
             return {"lt": a < b, "ge": a >= b, "eq": a == b}[fn]
-        return self.op(f"index_{fn}", (a, b), BOOL)
+        known = self.decided(fn, a, b)
+        return self.op(f"index_{fn}", (a, b), BOOL) if known is None else known
 
     def both(self, a: Var | bool, b: Var | bool) -> Var | bool:
         """Logical and."""
@@ -256,30 +235,61 @@ class Writer:
         """The least and the greatest that an index can be, as far as its making tells."""
         if isinstance(x, int):
             return x, x
-        unknown = (-(2**63), 2**63)
+        if x in self.constants:
+            return (int(self.constants[x]),) * 2
+        if x not in self.ranges:
+            whole = np.iinfo(x.dtype)
+            low, high = self._range(x) or (whole.min, whole.max)
+            fits = whole.min <= low and high <= whole.max
+            self.ranges[x] = (low, high) if fits else (int(whole.min), int(whole.max))
+        return self.ranges[x]
+
+    def _range(self, x: Var) -> tuple[int, int] | None:
+        """The bounds of what made an integer, before it wraps; None where they are not known."""
         fn, args, attrs = self.makers.get(x, ("", (), ()))
         if fn == "arange":
             return 0, int(str(attrs[0])) - 1
-        if fn in ("spread", "broadcast", "index_to"):
-            return self.bounds(args[0])
-        if fn not in ("index_add", "index_sub", "index_mul", "index_min", "index_max", "index_div", "index_mod"):
-            return unknown
-        (a, b), (c, d) = map(self.bounds, args)
-        match fn:
-            case "index_add":
+        if not args or any(isinstance(a, Var) and a.dtype.kind not in "iu" for a in args):
+            return None
+        sides = [self.bounds(a) for a in args]
+        (a, b), (c, d) = sides[0], sides[-1]
+        match fn.removeprefix("index_"):
+            case "spread" | "broadcast" | "to" | "cast":
+                return a, b
+            case "add":
                 return a + c, b + d
-            case "index_sub":
+            case "sub":
                 return a - d, b - c
-            case "index_min":
+            case "mul":
+                corners = [x * y for x in (a, b) for y in (c, d)]
+                return min(corners), max(corners)
+            case "min":
                 return min(a, c), min(b, d)
-            case "index_max":
+            case "max":
                 return max(a, c), max(b, d)
-            case "index_div":
-                return (a // c, b // c) if c == d and a >= 0 else unknown
-            case "index_mod":
-                return (0, c - 1) if c == d and a >= 0 else unknown
-        corners = [x * y for x in (a, b) for y in (c, d)]
-        return min(corners), max(corners)
+            case "div" if fn == "index_div" and c == d and a >= 0:
+                return a // c, b // c
+            case "mod" if c == d and a >= 0:
+                return 0, c - 1
+        return None
+
+    def decided(self, fn: str, a: Number, b: Number) -> bool | None:
+        """What a comparison of integers gives whatever they are; None if it depends."""
+        if any(isinstance(x, Var) and x.dtype.kind not in "iu" for x in (a, b)):
+            return None
+        (low, high), (least, most) = self.bounds(a), self.bounds(b)
+        match fn:
+            case "lt":
+                return True if high < least else False if low >= most else None
+            case "ge":
+                return True if low >= most else False if high < least else None
+            case "le":
+                return True if high <= least else False if low > most else None
+            case "gt":
+                return True if low > most else False if high <= least else None
+            case "eq" | "ne" if high < least or low > most:
+                return fn == "ne"
+        return None
 
     def counted(self, i: Number, dtype: np.dtype) -> Var:
         """An index as a value of ``dtype``: a loop's counter may be a Python integer when Triton interprets."""

@@ -71,8 +71,7 @@ def substituted(b: Builder, block: Block, env: dict[Value, Value]) -> tuple[Valu
 
 def fresh(node: n.Node, env: dict[Value, Value]) -> n.Node:
     """A copy of a node with new outputs, recorded in ``env``."""
-    from_env = lambda v: env.get(v, v)  # noqa: E731
-    node = with_operands(node, from_env)
+    node = with_operands(node, lambda v: env.get(v) or v)
     renew = lambda vs: tuple(_renew(v, env) for v in vs)  # noqa: E731
     match node:
         case n.Loop():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from onelaunch.ir import nodes as n
 from onelaunch.ir.nodes import Block, Value
 from onelaunch.rewrite.rebuild import map_blocks, with_blocks
@@ -22,7 +24,7 @@ def _block(block: Block) -> Block:
         if isinstance(node, n.Loop):
             inside = set(node.carry) | ({node.index} if node.index is not None else set())
             moved: list[n.Node] = []
-            node = with_blocks(node, lambda inner, inside=inside, moved=moved: _leave(inner, inside, moved))
+            node = with_blocks(node, partial(_leave, inside=inside, moved=moved))
             made += moved
         made.append(node)
     return Block(tuple(made), block.results)

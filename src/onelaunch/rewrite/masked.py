@@ -46,7 +46,7 @@ class _Masked:
                 self.renamed[node.outs[0]] = out
                 continue
             made.append(node)
-            local |= {v: node for v in n.outputs(node)}
+            local |= dict.fromkeys(n.outputs(node), node)
         return Block(tuple(made), tuple(self.renamed.get_value(r) for r in block.results))
 
     def _select(self, node: n.Map, local: dict[Value, n.Node], uses: dict[Value, int]) -> tuple[Builder, Value] | None:

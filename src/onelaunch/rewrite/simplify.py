@@ -69,10 +69,10 @@ class _Simplify:
         return not isinstance(op, n.Slice) or (not any(op.starts) and all(s == 1 for s in op.strides))
 
     def _map(self, node: n.Map) -> list[n.Node]:
-        if node.fn == "identity" or (node.fn == "cast" and node.args[0].dtype == node.outs[0].dtype):
-            if node.args[0].shape == node.outs[0].shape:
-                self.renamed[node.outs[0]] = node.args[0]
-                return []
+        plain = node.fn == "identity" or (node.fn == "cast" and node.args[0].dtype == node.outs[0].dtype)
+        if plain and node.args[0].shape == node.outs[0].shape:
+            self.renamed[node.outs[0]] = node.args[0]
+            return []
         if node.fn == "select" and node.args[0] in self.constants:
             chosen = node.args[1 if self.constants[node.args[0]] else 2]
             if chosen.shape == node.outs[0].shape:
@@ -89,9 +89,11 @@ class _Simplify:
         return [node]
 
     def _neutral(self, node: n.Map) -> Value | None:
-        """What an integer operation leaves as it was: x + 0, x - 0, x * 1."""
-        neutral = {"add": 0, "sub": 0, "mul": 1}.get(node.fn)
-        if neutral is None or node.outs[0].dtype.kind not in "iu":
+        """What an operation of integers or bools leaves as it was: x + 0, x - 0, x * 1, x and True, x or False."""
+        kind = node.outs[0].dtype.kind
+        table: dict[str, int] = {"add": 0, "sub": 0, "mul": 1} if kind in "iu" else {"and": 1, "or": 0}
+        neutral = table.get(node.fn)
+        if neutral is None or kind not in "iub":
             return None
         a, b = node.args
         for x, y in ((a, b), (b, a)) if node.fn != "sub" else ((a, b),):
@@ -110,8 +112,9 @@ class _Simplify:
         typed = np.asarray(value)
         if typed.dtype != out.dtype or typed.shape != ():
             return node
-        self.constants[out] = typed[()]
-        return n.Const(typed[()], out, where=node.where)
+        scalar: np.generic = typed[()]  # type: ignore[assignment]
+        self.constants[out] = scalar
+        return n.Const(scalar, out, where=node.where)
 
     def _loop(self, node: n.Loop) -> list[n.Node]:
         if node.trip == 0:

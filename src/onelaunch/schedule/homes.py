@@ -13,7 +13,7 @@ from onelaunch.schedule.plan import Home, Limits, Plan
 
 
 def parallel_axis(graph: n.Graph, axes: Axes, late: frozenset[n.Node] = frozenset()) -> tuple[Value, int] | None:
-    """The parallel class that covers most elements, as one of its dims; None if none covers half of what is computed."""
+    """The parallel class that covers most elements, as one of its dims; None if none covers half of all computed."""
     work = computed(graph, late)
     best, cover = None, sum(v.size for v in work) // 2
     for root, members in axes.members.items():
