@@ -199,7 +199,7 @@ class Control:
                 loop.cond = self.any(node.cond.results[0])
         with w.inside(loop.body):
             if isinstance(loop, For):
-                assert node.index is not None
+                assert node.index is not None and node.trip is not None
                 w.ranges[loop.index] = (0, node.trip - 1)
                 p.regs[node.index] = {(): w.counted(loop.index, INT32)}
             self.block(node.body)
