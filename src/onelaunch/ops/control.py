@@ -11,6 +11,7 @@ from jax.extend import core
 from onelaunch.ir import nodes
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
+from onelaunch.ops.checks import passed
 from onelaunch.ops.table import REFUSED, Params, inline, inline_closed, rule
 from onelaunch.ops.words import identifier, key_shape
 
@@ -120,6 +121,8 @@ def cond(b: Builder, params: Params, index: Value, *args: Value) -> list[Value]:
     if isinstance(known, nodes.Const) or len(branches) == 1:
         at = int(known.value) if isinstance(known, nodes.Const) else 0
         return inline_closed(b, branches[min(max(at, 0), len(branches) - 1)], args)
+    if (kept := passed(b, branches, index, args)) is not None:
+        return kept
     return list(b.branch(b.cast(index, INT32), [branch_body(b, branch, args) for branch in branches]))
 
 
