@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
@@ -79,10 +80,18 @@ def triton_type(dtype: np.dtype) -> str:
     return f"tl.{TRITON_NAMES[dtype]}"
 
 
-def template(op: Op) -> str:
-    """The text of an operation."""
+#: Shifts by less than the width are operators; of signed integers ``>>`` is the arithmetic one.
+_SHIFTS = {"shift_left": "_0 << _1", "shift_right_logical": "_0 >> _1", "shift_right_arithmetic": "_0 >> _1"}
+
+
+def template(op: Op, constants: Mapping[Var, np.generic]) -> str:
+    """The text of an operation, some operands of which are constants."""
     out = op.outs[0]
     names = [f"_{k}" for k in range(len(op.args))]
+    if op.fn in _SHIFTS and isinstance(by := op.args[1], Var) and by in constants:
+        natural = out.dtype.kind == ("i" if op.fn == "shift_right_arithmetic" else "u") or op.fn == "shift_left"
+        if natural and out.dtype.itemsize >= 4 and 0 <= int(constants[by]) < out.dtype.itemsize * 8:
+            return _SHIFTS[op.fn]
     if op.fn in SCALARS:
         return text(op.fn, names, [a.dtype for a in op.args if isinstance(a, Var)], out.dtype)
     return _INDEX[op.fn] if op.fn in _INDEX else _SHAPES[op.fn](op, out)
@@ -188,9 +197,9 @@ def literal(value: np.generic) -> str | None:
     if is_float(dtype):
         if dtype.itemsize == 2 or not np.isfinite(value):
             return None
-        if dtype == np.float64 and float(np.float32(value)) != float(value):
-            return None
-        return _float(value)
+        return _float(value)  # an operator gives a bare number the dtype of its tensor, f64 too
+    if dtype.kind == "u" and dtype.itemsize == 8 and int(value) >= 2**31:
+        return hex(int(value))
     if dtype.kind in "iu" and dtype.itemsize >= 4 and -(2**31) < int(value) < 2**31:
         return str(int(value))
     return None

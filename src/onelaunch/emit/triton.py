@@ -197,7 +197,7 @@ class _Printer:
 
     def expression(self, op: Op) -> tuple[str, int]:
         """The text of an operation with its operands filled in, and its precedence."""
-        form = template(op)
+        form = template(op, self.program.constants)
         if form == "_0 + _1" and op.args[0] not in self.program.constants and self._negative(op.args[1]):
             form = "_0 - _1"
         level, wanted, arithmetic = needs(form)
@@ -263,7 +263,7 @@ class _Printer:
                 continue
             bare: set[Var] = set()
             if isinstance(stmt, Op):
-                _, _, arithmetic = needs(template(stmt))
+                _, _, arithmetic = needs(template(stmt, self.program.constants))
                 others = any(isinstance(a, Var) and a not in self.program.constants for a in stmt.args)
                 bare = {
                     a
@@ -278,9 +278,8 @@ class _Printer:
             needed.update(dict.fromkeys(u for u in direct_uses(stmt) if u in self.program.constants and u not in bare))
         for v in needed:
             value = self.program.constants[v]
-            self.line(
-                f"{self.names.of(v, 'k_' + str(value).replace('-', 'm').replace('.', '_').replace('+', ''))} = {typed(value)}"
-            )
+            stem = "k_" + str(value).replace("-", "m").replace(".", "_").replace("+", "")
+            self.line(f"{self.names.of(v, stem)} = {typed(value)}")
 
     def block(self, block: list[Stmt]) -> None:
         outer, self.local = self.local, {u for s in block for u in direct_uses(s)}
