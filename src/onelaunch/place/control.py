@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from onelaunch.ir import nodes as n
 from onelaunch.ir.nodes import Value
+from onelaunch.place import finish
 from onelaunch.place.alias import Aliases
 from onelaunch.place.nodes import Arrive, Buffer, For, If, Var, While
 from onelaunch.place.placer import NeedsNoGrid, Placer
 from onelaunch.place.regions import Region, readers, split
 from onelaunch.place.store import copy, fill_region, materialise, update_memory
-from onelaunch.place.views import View, flows, parts
+from onelaunch.place.views import View, flows, parts, release
 from onelaunch.place.writer import BOOL, INT32, INT64
 from onelaunch.schedule.plan import Home
 
@@ -78,6 +79,7 @@ class Control:
             self.results(block.results)
             return
         made = {v for node in late for v in n.outputs(node)}
+        release(self.flows, self.p.producer, (u for node in late for u in n.uses(node)))
         self.block(n.Block(tuple(node for node in block.nodes if node not in late), ()))
         self.results([r for r in block.results if r not in made])
         w = self.p.w
@@ -155,24 +157,24 @@ class Control:
 
     def results(self, values: Sequence[Value]) -> None:
         """Store those of ``values`` that the kernel returns and that do not yet stand in their output."""
+        todo: list[finish.Copy] = []
         for k, v in enumerate(self.p.graph.block.results):
             if v in values:
-                self.finish(v, View(k, self.outputs[k].strides, 0))
+                todo += self.missing(v, View(k, self.outputs[k].strides, 0))
+        finish.copy_all(self.p, todo, self._reads, self.private)
 
-    def finish(self, v: Value, view: View) -> None:
-        """Write a value into its part of an output, unless it was made there."""
+    def missing(self, v: Value, view: View) -> list[finish.Copy]:
+        """What has to be copied for a value to stand in its part of an output."""
         p = self.p
         if v.size == 0:
-            return
+            return []
         target = self.view(v, view)
         if p.plan.home[v] is Home.MEMORY and p.buffers[v] is target:
-            return
+            return []
         inside = parts(p.producer.get(v), view) if p.plan.home[v] is Home.INLINE else []
         if any(p.plan.home[u] is Home.MEMORY for u, _ in inside):
-            for u, part in inside:
-                self.finish(u, part)
-        else:
-            copy(p, v, target)
+            return [item for u, part in inside for item in self.missing(u, part)]
+        return [(v, target)]
 
     # --- loops ----------------------------------------------------------------------------------------
     def loop(self, node: n.Loop) -> None:

@@ -6,6 +6,7 @@ each of them, the strides and the start of its part of the output. Stacked outpu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onelaunch.analyse.axes import reshape_groups
@@ -57,6 +58,35 @@ def parts(node: n.Node | None, view: View) -> list[tuple[Value, View]]:
             return []
 
 
+def heirs(node: n.Node | None, v: Value) -> tuple[Value, ...]:
+    """The values whose storage an output of a node may take over."""
+    match node:
+        case n.Update():
+            return (node.operand,)
+        case n.Loop():
+            j = node.outs.index(v)
+            return node.carry[j], node.body.results[j], node.init[j]
+        case n.Branch():
+            return tuple(block.results[node.outs.index(v)] for block in node.blocks)
+        case _:
+            return ()
+
+
+def release(found: dict[Value, View], producer: dict[Value, n.Node], values: Iterable[Value]) -> None:
+    """Take from ``found`` the values, and what they share storage with: they are read after outputs are written."""
+    todo, seen = list(values), set[Value]()
+    while todo:
+        v = todo.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        found.pop(v, None)
+        node = producer.get(v)
+        todo += heirs(node, v)
+        if isinstance(node, n.Move):
+            todo += node.args
+
+
 def flows(graph: n.Graph, strides: list[tuple[int, ...]]) -> dict[Value, View]:
     """Values whose storage may be (a part of) an output's: they reach it by moves, updates, loops and branches."""
     found: dict[Value, View] = {}
@@ -67,15 +97,8 @@ def flows(graph: n.Graph, strides: list[tuple[int, ...]]) -> dict[Value, View]:
             return
         found[v] = view
         node = producer.get(v)
-        if isinstance(node, n.Update):
-            back(node.operand, view)
-        elif isinstance(node, n.Loop):
-            j = node.outs.index(v)
-            for u in (node.carry[j], node.body.results[j], node.init[j]):
-                back(u, view)
-        elif isinstance(node, n.Branch):
-            for block in node.blocks:
-                back(block.results[node.outs.index(v)], view)
+        for u in heirs(node, v):
+            back(u, view)
         for u, part in parts(node, view):
             back(u, part)
 

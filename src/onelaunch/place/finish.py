@@ -1,0 +1,68 @@
+"""finish: copies of results into their outputs, in an order in which none overwrites what another has yet to read.
+
+A value that is live at the end may lie in an output that it only once flowed to (the start of a loop whose result is
+returned); that output is written after the others have read it, or the reader takes a copy first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from onelaunch.ir.nodes import Value
+from onelaunch.place.nodes import Buffer
+from onelaunch.place.placer import Placer
+from onelaunch.place.store import copy, fill
+
+#: Buffers of more elements overlap if their ranges do.
+EXACT = 1 << 16
+
+Copy = tuple[Value, Buffer]
+
+
+def copy_all(
+    p: Placer, todo: list[Copy], reads: Callable[[Value], set[Value]], private: Callable[[Value], Buffer]
+) -> None:
+    """Write each value into its buffer; ``reads`` tells what in memory a value is read from."""
+    todo = list(todo)
+    while todo:
+        free = [k for k, (_, target) in enumerate(todo) if not any(_disturbs(p, target, v, reads) for v, _ in todo)]
+        k = free[0] if free else 0
+        v, target = todo.pop(k)
+        if free:
+            copy(p, v, target)
+            continue
+        spare = private(v)
+        copy(p, v, spare)
+        copy_all(p, todo, reads, private)
+        fill(p, v, target, lambda idx, space, spare=spare: p.w.load(spare, *p.address(spare, idx, space, clamped=True)))  # type: ignore[misc]
+        return
+
+
+def _disturbs(p: Placer, target: Buffer, v: Value, reads: Callable[[Value], set[Value]]) -> bool:
+    return any(overlap(p.buffers[u], target) for u in reads(v))
+
+
+def overlap(a: Buffer, b: Buffer) -> bool:
+    """Whether two buffers share an element."""
+    if (a.base or a) is not (b.base or b):
+        return False
+    if a.offset is not None or b.offset is not None:
+        return True
+    (low, high), (least, most) = _range(a), _range(b)
+    if high < least or most < low:
+        return False
+    return max(a.size, b.size) > EXACT or bool(np.intersect1d(_elements(a), _elements(b)).size)
+
+
+def _range(b: Buffer) -> tuple[int, int]:
+    ends = [(s - 1) * t for s, t in zip(b.shape, b.strides, strict=True)]
+    return b.start + sum(min(0, e) for e in ends), b.start + sum(max(0, e) for e in ends)
+
+
+def _elements(b: Buffer) -> np.ndarray:
+    total = np.asarray(b.start)
+    for size, stride in zip(b.shape, b.strides, strict=True):
+        total = np.add.outer(total, np.arange(size) * stride)
+    return total.reshape(-1)
