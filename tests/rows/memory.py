@@ -230,6 +230,14 @@ EMPTY: list[Row] = [
     row("empty_reshape", lambda x: x.reshape(0, 5), np.zeros((3, 0), np.float32)),
 ]
 
+def start_and_end(x: Any) -> Any:
+    """A loop's result returned, and its start, moved, after it."""
+    low = jnp.min(x, 2)
+    start = lax.scan(lambda c, _: (c, low), 0, None, length=4)[1]
+    end = lax.fori_loop(0, 3, lambda _, s: jnp.tanh(jnp.maximum(low[None], s)), start)
+    return end, jnp.pad(start, ((0, 0), (2, 1), (0, 0)), constant_values=0.5)
+
+
 RESULTS: list[Row] = [
     row("result_is_input", lambda x, y: (x, y, x), X, np.int32(3)),
     row("result_twice", lambda x: (jnp.sin(x),) * 2 + (x[::-1],) * 2, X),
@@ -239,6 +247,7 @@ RESULTS: list[Row] = [
     row("result_carry_of_input", lambda x: (lax.fori_loop(0, 3, lambda i, s: s.at[i].set(0.0), x), x), LONG),
     row("result_before_and_after", lambda x: (lambda a: (a, a.at[3].set(1.0), a.at[4].set(2.0)))(jnp.sin(x)), LONG),
     row("result_history_twice", lambda x: (lambda h: (h, h[::-1]))(lax.scan(lambda c, _: (c * 0.5 + 1, c), x, None, length=9)[1]), X),
+    row("result_start_and_end", start_and_end, normal(2, 12, 9)),
     row("result_none", lambda x: (), X),
 ]
 
