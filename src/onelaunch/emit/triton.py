@@ -374,11 +374,11 @@ class _Printer:
         self.line(f"for {self.name(stmt.index)} in {turns}:")
         self._body(stmt)
 
-    def _body(self, stmt: For | While) -> None:
+    def _body(self, stmt: For | While, late: frozenset[Var] = frozenset()) -> None:
         self.depth += 1
         count = len(self.lines)
         self.block_with(stmt.body, stmt.results)
-        self._assign(stmt.params, stmt.results)
+        self._assign(stmt.params, stmt.results, late)
         if isinstance(stmt, While):
             self._test(stmt)
         if len(self.lines) == count:
@@ -392,19 +392,31 @@ class _Printer:
             self.stmt(stmt)
         self.local = outer
 
-    def _assign(self, params: list[Var], results: list[Var]) -> None:
-        """params = results, all at once: in an order in which none reads what was overwritten, else as a tuple."""
+    def _assign(self, params: list[Var], results: list[Var], late: frozenset[Var] = frozenset()) -> None:
+        """params = results, all at once: in an order in which none reads what was overwritten, else as a tuple.
+
+        Those of ``late`` come after the others, through names for their next values where need be.
+        """
         todo = [(p, r) for p, r in zip(params, results, strict=True) if r is not p]
+        waiting: list[str] = []
         while todo:
             for k, (p, r) in enumerate(todo):
                 if not any(p in self.leaves(other) for _, other in todo[:k] + todo[k + 1 :]):
-                    self.line(f"{self.name(p)} = {self.text(r)}")
+                    value = self.text(r)
+                    if p in late and any(q not in late for q, _ in todo):
+                        following = self.names.of((p, "next"), f"next_{self.name(p)}")
+                        waiting.append(f"{self.name(p)} = {following}")
+                        self.line(f"{following} = {value}")
+                    else:
+                        self.line(f"{self.name(p)} = {value}")
                     todo.pop(k)
                     break
             else:
                 cycle = min((self._cycle(todo, k) for k in range(len(todo))), key=len)
                 self._together([todo[k] for k in sorted(cycle)])
                 todo = [pair for k, pair in enumerate(todo) if k not in cycle]
+        for line in waiting:
+            self.line(line)
 
     def _cycle(self, todo: list[tuple[Var, Var]], k: int) -> set[int]:
         """The assignments that read what assignment ``k`` overwrites, those that read what these do, and so on."""
@@ -431,6 +443,7 @@ class _Printer:
 
     def _while(self, stmt: While) -> None:
         assert stmt.cond is not None
+        late = self._tested_last(stmt)
         self._start(stmt.params, stmt.inits)
         before = len(self.lines)
         if any(stmt.cond in defined(s) for s in stmt.test):
@@ -439,20 +452,31 @@ class _Printer:
         self.comment_reset()
         if len(self.lines) == before:
             self.line(f"while {self.text(stmt.cond)}:")
-            self.simple = True
-            self._body_simple(stmt)
+            self._body_simple(stmt, late)
             return
         self._go_on(stmt.cond)
         self.line(f"while {self.name(stmt.cond)}:")
-        self._body(stmt)
+        self._body(stmt, late)
 
     def comment_reset(self) -> None:
         self.where = None
 
-    def _body_simple(self, stmt: While) -> None:
+    def _tested_last(self, stmt: While) -> frozenset[Var]:
+        """Put the carries last that only the loop's test reads, in place; these carries.
+
+        MLIR drops their results, and Triton 3.6 then takes the results before them for others (docs/notes/triton.md).
+        """
+        inside = Counter(u for s in walk(stmt.test) for u in direct_uses(s)) + Counter((stmt.cond,))
+        late = frozenset(p for p in stmt.params if self.uses[p] <= inside[p])
+        order = sorted(range(len(stmt.params)), key=lambda k: stmt.params[k] in late)
+        for name in ("params", "inits", "results"):
+            setattr(stmt, name, [getattr(stmt, name)[k] for k in order])
+        return late
+
+    def _body_simple(self, stmt: While, late: frozenset[Var]) -> None:
         self.depth += 1
         self.block_with(stmt.body, stmt.results)
-        self._assign(stmt.params, stmt.results)
+        self._assign(stmt.params, stmt.results, late)
         self.depth -= 1
 
     def _test(self, stmt: While) -> None:

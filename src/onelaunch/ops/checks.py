@@ -21,6 +21,7 @@ from jax.extend import core
 
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
+from onelaunch.ops.words import is_key
 
 INT32 = np.dtype("int32")
 BOOL = np.dtype(bool)
@@ -136,7 +137,7 @@ def used_operands(jaxpr: core.Jaxpr) -> list[int]:
 
 def raise_failed(checks: Sequence[Check], code: jax.Array, number: jax.Array, outs: list[Any]) -> list[Any]:
     """``outs``, after the branch of the check that failed was run where one did."""
-    at = next((i for i, x in enumerate(outs) if x.size and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)), 0)
+    at = next((i for i, x in enumerate(outs) if x.size and not is_key(x)), 0)
 
     def failed(out: Any) -> Any:
         returned = lax.switch(code - 1, [partial(_run, check) for check in checks], number)
