@@ -309,6 +309,15 @@ class Control:
         if k == len(node.blocks) - 1:
             return self._case(node, k)
         w = self.p.w
+        if (truth := self._truth(index)) is not None and len(node.blocks) == 2:
+            stmt = If(truth, [])
+            with w.inside(stmt.then):
+                stmt.then_results = self._case(node, 1)
+            with w.inside(stmt.other):
+                stmt.other_results = self._case(node, 0)
+            stmt.outs = [Var(v.dtype, v.shape) for v in stmt.then_results]
+            w.add(stmt)
+            return stmt.outs
         last = k == len(node.blocks) - 2
         # an index below 0 is the first branch, one past the end the last
         test = w.op("index_lt", (index, k + 1), BOOL) if k == 0 or not last else w.op("index_eq", (index, k), BOOL)
@@ -320,6 +329,11 @@ class Control:
         stmt.outs = [Var(v.dtype, v.shape) for v in stmt.then_results]
         w.add(stmt)
         return stmt.outs
+
+    def _truth(self, index: Var) -> Var | None:
+        """The bool that an index is a cast of."""
+        fn, args, _ = self.p.w.makers.get(index, ("", (), ()))
+        return args[0] if fn == "cast" and isinstance(args[0], Var) and args[0].dtype == BOOL else None
 
     def _case(self, node: n.Branch, k: int) -> list[Var]:
         p, w = self.p, self.p.w

@@ -19,6 +19,8 @@ INT32 = np.dtype("int32")
 INT64 = np.dtype("int64")
 FLOAT32 = np.dtype("float32")
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+#: What changes nothing as an operand; but for mul and div, of bools.
+NEUTRAL = {"mul": 1, "div": 1, "and": True, "or": False, "xor": False, "ne": False, "eq": True}
 HALVES = (np.dtype("float16"), BFLOAT16)
 
 Number = Var | int
@@ -99,6 +101,8 @@ class Writer:
             return (chosen,) if isinstance(chosen, Var) else None
         if fn in COMPARISONS and (known := self.decided(fn, *args)) is not None:
             return (self.const(known, BOOL),)
+        if (kept := self._neutral(fn, args)) is not None:
+            return (kept,)
         if not all(a in self.constants for a in args):
             return None
         ((dtype, _),) = types
@@ -107,6 +111,19 @@ class Writer:
             warnings.simplefilter("ignore")
             value = np.asarray(SCALARS[fn].numpy(*values, *((dtype,) if fn == "cast" else ())))
         return (self.const(value, dtype),) if (value.dtype, value.shape) == (dtype, ()) else None
+
+    def _neutral(self, fn: str, args: Sequence[Number]) -> Var | None:
+        """What x * 1, x / 1, x ^ False, x & True and x | False leave as it was; x & False is False."""
+        if fn not in NEUTRAL or len(args) != 2:
+            return None
+        for x, y in (args, args[::-1]) if fn != "div" else (args,):
+            if isinstance(x, Var) and y in self.constants and (x.dtype.kind == "b" or fn in ("mul", "div")):
+                if self.constants[y] == NEUTRAL[fn]:
+                    return x
+                if fn in ("and", "or"):
+                    assert isinstance(y, Var)
+                    return y
+        return None
 
     def op(
         self,
@@ -267,10 +284,12 @@ class Writer:
                 return min(a, c), min(b, d)
             case "max":
                 return max(a, c), max(b, d)
-            case "div" if fn == "index_div" and c == d and a >= 0:
+            case "div" if c == d and c > 0 and a >= 0:
                 return a // c, b // c
-            case "mod" if c == d and a >= 0:
-                return 0, c - 1
+            case "mod" | "rem" if c == d and c > 0 and a >= 0:
+                return 0, min(b, c - 1)
+            case "sign" if a > 0:
+                return 1, 1
         return None
 
     def decided(self, fn: str, a: Number, b: Number) -> bool | None:
