@@ -45,7 +45,16 @@ class Maker:
         return steps, shapes
 
     def step(self, shapes: list[tuple[int, ...]], depth: int) -> tuple[Step, tuple[int, ...]]:
-        kinds: list[Any] = [self.unary, self.binary, self.reduce, self.move, self.gather, self.update, self.prefix, self.dot]
+        kinds: list[Any] = [
+            self.unary,
+            self.binary,
+            self.reduce,
+            self.move,
+            self.gather,
+            self.update,
+            self.prefix,
+            self.dot,
+        ]
         if depth:
             kinds += [self.fori, self.fori, self.scan, self.cond, self.while_]
         while True:
@@ -60,14 +69,18 @@ class Maker:
 
     def unary(self, shapes: Any, depth: int) -> Any:
         k = self.pick(shapes)
-        fn = self.random.choice([jnp.sin, jnp.tanh, lambda x: -x, lambda x: x * 0.5 + 0.25, lambda x: jnp.where(x > 0.1, x, 0.5)])
+        fn = self.random.choice(
+            [jnp.sin, jnp.tanh, lambda x: -x, lambda x: x * 0.5 + 0.25, lambda x: jnp.where(x > 0.1, x, 0.5)]
+        )
         return (lambda xs: fn(xs[k])), shapes[k]
 
     def binary(self, shapes: Any, depth: int) -> Any:
         a = self.pick(shapes)
         partners = [k for k, s in enumerate(shapes) if broadcast(s, shapes[a]) is not None]
         b = self.random.choice(partners)
-        fn = self.random.choice([jnp.add, jnp.subtract, jnp.multiply, jnp.maximum, lambda x, y: jnp.where(x < y, x, y * 0.5)])
+        fn = self.random.choice(
+            [jnp.add, jnp.subtract, jnp.multiply, jnp.maximum, lambda x, y: jnp.where(x < y, x, y * 0.5)]
+        )
         return (lambda xs: jnp.tanh(fn(xs[a], xs[b]))), broadcast(shapes[a], shapes[b])
 
     def reduce(self, shapes: Any, depth: int) -> Any:
@@ -84,11 +97,22 @@ class Maker:
         if k is None:
             return None
         axis = self.random.randrange(len(shapes[k]))
-        fn = self.random.choice([lambda x: jnp.tanh(jnp.cumsum(x, axis)), lambda x: lax.cummax(x, axis, reverse=True), lambda x: jnp.sort(x, axis)])
+        fn = self.random.choice(
+            [
+                lambda x: jnp.tanh(jnp.cumsum(x, axis)),
+                lambda x: lax.cummax(x, axis, reverse=True),
+                lambda x: jnp.sort(x, axis),
+            ]
+        )
         return (lambda xs: fn(xs[k])), shapes[k]
 
     def dot(self, shapes: Any, depth: int) -> Any:
-        pairs = [(a, b) for a, s in enumerate(shapes) for b, t in enumerate(shapes) if len(s) == 2 and t and t[0] == s[1] and len(t) < 3]
+        pairs = [
+            (a, b)
+            for a, s in enumerate(shapes)
+            for b, t in enumerate(shapes)
+            if len(s) == 2 and t and t[0] == s[1] and len(t) < 3
+        ]
         if not pairs:
             return None
         a, b = self.random.choice(pairs)
@@ -100,7 +124,9 @@ class Maker:
             return None
         shape = shapes[k]
         d = self.random.randrange(len(shape))
-        kind = self.random.choice(["transpose", "flatten", "flip", "slice", "pad", "concatenate", "split", "expand", "roll"])
+        kind = self.random.choice(
+            ["transpose", "flatten", "flip", "slice", "pad", "concatenate", "split", "expand", "roll"]
+        )
         match kind:
             case "transpose":
                 order = list(range(len(shape)))
@@ -116,16 +142,28 @@ class Maker:
                 start = self.random.randrange(shape[d])
                 stride = self.random.choice((1, 1, 2))
                 count = -(-(shape[d] - start) // stride)
-                return (lambda xs: lax.slice_in_dim(xs[k], start, shape[d], stride, d)), (*shape[:d], count, *shape[d + 1 :])
+                return (lambda xs: lax.slice_in_dim(xs[k], start, shape[d], stride, d)), (
+                    *shape[:d],
+                    count,
+                    *shape[d + 1 :],
+                )
             case "pad":
                 if shape[d] > 9:
                     return None
                 widths = [(2, 1) if e == d else (0, 0) for e in range(len(shape))]
-                return (lambda xs: jnp.pad(xs[k], widths, constant_values=0.5)), (*shape[:d], shape[d] + 3, *shape[d + 1 :])
+                return (lambda xs: jnp.pad(xs[k], widths, constant_values=0.5)), (
+                    *shape[:d],
+                    shape[d] + 3,
+                    *shape[d + 1 :],
+                )
             case "concatenate":
                 if shape[d] > 9:
                     return None
-                return (lambda xs: jnp.concatenate([xs[k], xs[k] * 0.5], d)), (*shape[:d], 2 * shape[d], *shape[d + 1 :])
+                return (lambda xs: jnp.concatenate([xs[k], xs[k] * 0.5], d)), (
+                    *shape[:d],
+                    2 * shape[d],
+                    *shape[d + 1 :],
+                )
             case "split":
                 size = int(np.prod(shape))
                 first = self.random.choice([f for f in (1, 2, 3, 4, 6) if size % f == 0])
@@ -140,7 +178,11 @@ class Maker:
         shape = shapes[k]
         d = self.random.randrange(len(shape))
         count = self.random.choice((1, 2, 5, 11))
-        index = np.random.default_rng(self.random.randrange(99)).integers(-shape[d] - 1, shape[d] + 1, count).astype(np.int32)
+        index = (
+            np.random.default_rng(self.random.randrange(99))
+            .integers(-shape[d] - 1, shape[d] + 1, count)
+            .astype(np.int32)
+        )
         j = self.pick(shapes)
 
         def fn(xs: Any) -> Any:
@@ -192,12 +234,22 @@ class Maker:
 
     def fori(self, shapes: Any, depth: int) -> Any:
         carried = self.carried(shapes)
-        body, out, trips = self.body(shapes, carried, depth), self.random.randrange(len(carried)), self.random.choice((2, 3, 5))
-        return (lambda xs: lax.fori_loop(0, trips, lambda _, c: body(xs, c), [xs[c] for c in carried])[out]), shapes[carried[out]]
+        body, out, trips = (
+            self.body(shapes, carried, depth),
+            self.random.randrange(len(carried)),
+            self.random.choice((2, 3, 5)),
+        )
+        return (lambda xs: lax.fori_loop(0, trips, lambda _, c: body(xs, c), [xs[c] for c in carried])[out]), shapes[
+            carried[out]
+        ]
 
     def scan(self, shapes: Any, depth: int) -> Any:
         carried = self.carried(shapes)
-        body, out, trips = self.body(shapes, carried, depth), self.random.randrange(len(carried)), self.random.choice((2, 4))
+        body, out, trips = (
+            self.body(shapes, carried, depth),
+            self.random.randrange(len(carried)),
+            self.random.choice((2, 4)),
+        )
         if len(shapes[carried[out]]) > 2:
             return None
 
@@ -212,7 +264,11 @@ class Maker:
 
     def while_(self, shapes: Any, depth: int) -> Any:
         carried = self.carried(shapes)
-        body, out, limit = self.body(shapes, carried, depth), self.random.randrange(len(carried)), self.random.choice((0.3, 0.9))
+        body, out, limit = (
+            self.body(shapes, carried, depth),
+            self.random.randrange(len(carried)),
+            self.random.choice((0.3, 0.9)),
+        )
 
         def fn(xs: Any) -> Any:
             test = lambda s: (s[0] < 4) & (jnp.mean(s[1][0]) < limit)  # noqa: E731

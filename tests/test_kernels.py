@@ -1,4 +1,4 @@
-"""Each row of the table through the whole backend: its kernels, under plans of every kind, compute what jax.jit does."""
+"""Each row of the table through the whole backend: kernels under plans of every kind compute what jax.jit does."""
 
 from __future__ import annotations
 

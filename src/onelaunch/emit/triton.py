@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
-import keyword
 import re
 import textwrap
 from collections import Counter
@@ -13,6 +11,7 @@ from dataclasses import replace
 
 from onelaunch import device
 from onelaunch.emit.kernel import Kernel, Param
+from onelaunch.emit.names import Names, stem
 from onelaunch.emit.text import ATOM, literal, needs, template, typed
 from onelaunch.errors import Where
 from onelaunch.ir.types import is_bool
@@ -65,7 +64,7 @@ def emit(program: Program, plan: str, num_warps: int, num_stages: int = 1) -> Ke
 
 def _function_name(name: str) -> str:
     """The kernel's name: the program's, unless that means something else in the module."""
-    taken = name in _Names.TAKEN or name in device.library()
+    taken = name in Names.TAKEN or name in device.library()
     return f"{name}_kernel" if taken else name
 
 
@@ -104,71 +103,10 @@ def _tiny(loop: For) -> bool:
     return straight and len(loop.body) <= TINY_BODY and loop.stop - loop.start >= LONG_LOOP * loop.step
 
 
-class _Names:
-    """Unique, readable names."""
-
-    TAKEN = frozenset({*keyword.kwlist, *dir(builtins), "tl", "triton", "l", "O", "I"})
-
-    def __init__(self) -> None:
-        self.used: Counter[str] = Counter()
-        self.names: dict[object, str] = {}
-
-    def of(self, thing: object, base: str) -> str:
-        if thing not in self.names:
-            base = re.sub(r"\W+", "_", base).strip("_") or "x"
-            if base[0].isdigit():
-                base = f"x{base}"
-            name = base
-            while name in self.TAKEN or name in device.library() or self.used[name]:
-                self.used[base] += 1
-                name = f"{base}_{self.used[base]}"
-            self.used[name] += 1
-            self.names[thing] = name
-        return self.names[thing]
-
-    def buffer(self, b: Buffer) -> str:
-        return self.of(b.base or b, (b.base or b).name)
-
-
-#: Short names for the results of operations.
-_STEMS = {
-    "index_lt": "inside",
-    "index_ge": "inside",
-    "index_eq": "here",
-    "index_add": "at",
-    "index_mul": "at",
-    "index_sub": "at",
-    "index_min": "at",
-    "index_max": "at",
-    "arange": "lane",
-    "index_to": "step",
-    "program_id": "program",
-    "reduce": "total",
-    "threefry2x32": "bits",
-    "select": "chosen",
-    "broadcast": "full",
-    "spread": "row",
-    "and": "both",
-    "or": "either",
-    "not": "other",
-    "eq": "same",
-    "ne": "differs",
-    "lt": "less",
-    "le": "less",
-    "gt": "more",
-    "ge": "more",
-}
-
-
-def _stem(op: Op) -> str:
-    """What to call the result of an operation that has no name of the user's."""
-    return _STEMS.get(op.fn, op.fn.removeprefix("index_"))
-
-
 class _Printer:
     def __init__(self, program: Program):
         self.program = program
-        self.names = _Names()
+        self.names = Names()
         for b in _buffers(program):
             self.names.buffer(b)
         self.uses = Counter(u for s in walk(program.body) for u in direct_uses(s))
@@ -333,7 +271,7 @@ class _Printer:
     def _target(self, op: Op, out: Var) -> str:
         if not self.uses[out]:
             return "_"
-        return self.names.of(out, out.hint or _stem(op))
+        return self.names.of(out, out.hint or stem(op))
 
     def pointer(self, stmt: Load | Store) -> str:
         parts = [self.names.buffer(stmt.buffer)]
@@ -355,7 +293,7 @@ class _Printer:
         if len(text) > 72 or op.fn in ("reduce", "scan", "gather", "pick", "arange"):
             return False
         self.inline[out] = (text, level)
-        self.stems[out] = _stem(op)
+        self.stems[out] = stem(op)
         self.reads[out] = frozenset().union(*(self.leaves(a) for a in op.args if isinstance(a, Var)))
         return True
 

@@ -123,7 +123,7 @@ CHEAP = frozenset({"add", "sub", "mul", "cast", "eq", "ne", "lt", "le", "gt", "g
 
 
 def _inline(graph: n.Graph) -> set[Value]:
-    """What is only moved, and arithmetic on indices alone: ``arange(1, n)`` is its index plus one wherever it is read."""
+    """What is only moved, and arithmetic on indices alone: ``arange(1, n)`` is index + 1 wherever it is read."""
     inline: set[Value] = set()
     known: set[Value] = set()
     for node in n.walk(graph.block):
