@@ -22,8 +22,8 @@ for _name in ("debug_callback", "pure_callback", "io_callback", "debug_print", "
     REFUSED[_name] = ("it calls back to Python on the host, which a kernel can't do", CALLBACK_FIX)
 REFUSED["pure_callback"] = (
     "it calls back to Python on the host, which a kernel can't do",
-    "If it comes from equinox's error_if (throw=True of diffrax, optimistix, lineax), pass throw=False "
-    "or set EQX_ON_ERROR=nan.",
+    "Take the callback out of the fused function. A check that only raises (equinox's error_if) may stay where one "
+    "flag decides it.",
 )
 
 #: where a called jaxpr stands in the parameters of a call-like primitive
