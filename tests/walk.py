@@ -25,15 +25,19 @@ from onelaunch.trace import to_graph
 from rows.row import Row
 
 #: The kinds of plan: None is the chosen one. lanes: every dim on lanes; long: tiles so small that all is in memory and
-#: loops; alone and ragged: the parallel axis over programs, one element and four of it in each.
+#: loops; alone and ragged: the parallel axis over programs, one element and four of it in each; mixed: some of all.
 PLANS: dict[str, Limits | None] = {
     "chosen": None,
     "lanes": Limits(unroll_dim=1),
     "long": Limits(unroll_dim=1, tile=16, work=64),
     "alone": Limits(lanes=1),
     "ragged": Limits(lanes=4),
+    "mixed": Limits(unroll_dim=3, unroll_value=8, tile=64, work=128, small_stack=4),
 }
-#: The plans that need no parallel axis.
+#: The plans that a row walks where it has a parallel axis,
+EVERY = ("chosen", "lanes", "long", "alone", "ragged")
+
+#: and where it has none.
 PLAIN = ("chosen", "lanes", "long")
 #: The extent of the axis that ``batched`` adds.
 BATCH = 5
@@ -52,7 +56,7 @@ class Walk:
     @property
     def plans(self) -> tuple[str, ...]:
         """The kinds of plan that differ for this Graph."""
-        return tuple(PLANS) if parallel_axis(self.graph, axes.analyse(self.graph)) is not None else PLAIN
+        return EVERY if parallel_axis(self.graph, axes.analyse(self.graph)) is not None else PLAIN
 
     def kernel(self, plan: str) -> Kernel:
         return compile_graph(self.graph, PLANS[plan])[1]
