@@ -36,7 +36,6 @@ PLANS: dict[str, Limits | None] = {
 }
 #: The plans that a row walks where it has a parallel axis,
 EVERY = ("chosen", "lanes", "long", "alone", "ragged")
-
 #: and where it has none.
 PLAIN = ("chosen", "lanes", "long")
 #: The extent of the axis that ``batched`` adds.
