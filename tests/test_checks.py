@@ -83,3 +83,22 @@ def test_a_callback_that_gives_values_is_refused() -> None:
     (refusal,) = ol.fuse(fn).lower(jnp.ones(3)).refusals
     assert "callback" in refusal.what
     np.testing.assert_allclose(ol.fuse(fn)(jnp.ones(3)), np.sin(np.ones(3)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("place", ["in the loop", "after it"])
+def test_a_check_over_a_batch(place: str) -> None:
+    """Equinox's own, on a batch whose members stop at different times."""
+    error_if = pytest.importorskip("equinox").error_if
+
+    def member(x: jax.Array, n: jax.Array) -> jax.Array:
+        def body(c: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            y = 1.5 * c[1] + 1
+            return c[0] + 1, error_if(y, y > 1e4, "check: big") if place == "in the loop" else y
+
+        y = lax.while_loop(lambda c: c[0] < n, body, (jnp.int32(0), x))[1]
+        return error_if(y, y > 1e4, "check: big") if place == "after it" else y
+
+    x, n = jnp.ones(300), jnp.arange(300) % 7
+    fused = ol.fuse(jax.vmap(member), fallback="error")
+    np.testing.assert_allclose(fused(x, n), jax.vmap(member)(x, n), rtol=1e-6)
+    assert message(lambda x: fused(x, n), x.at[299].set(1e6)) == "big"

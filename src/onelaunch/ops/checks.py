@@ -25,6 +25,7 @@ from onelaunch.ops.words import is_key
 
 INT32 = np.dtype("int32")
 BOOL = np.dtype(bool)
+JAXPRS = (core.Jaxpr, core.ClosedJaxpr)
 #: What a callback that raised never returns: comparing with it keeps the callback from being dropped.
 NEVER = 0.12345678
 
@@ -48,34 +49,66 @@ class CheckingBuilder(Builder):
     def note(self, check: Check, failed: Value, number: Value) -> None:
         """Keep a failure, unless one came before."""
         self.checks.append(check)
-        first = self.map("and", failed, self.map("eq", self.state[0], self.const(0, INT32), dtype=BOOL))
-        new = (self.const(len(self.checks), INT32), number)
-        code, argument = (
-            self.map("select", first, x, old, dtype=INT32) for x, old in zip(new, self.state, strict=True)
-        )
-        self.state = (code, argument)
+        zero = self.const(0, INT32)
+        code, number = self.const(len(self.checks), INT32), self.map("select", failed, number, zero, dtype=INT32)
+        self.state = self._first(self.state, (self.map("select", failed, code, zero, dtype=INT32), number))
 
     def loop(
         self, init: Sequence[Value], body: Callable[..., Any], *, cond: Callable[..., Value] | None = None, **how: Any
     ) -> tuple[Value, ...]:
-        """A loop that carries the state; a ``while`` ends at the first failure."""
+        """A loop that carries the state, for each element of a batched condition; a ``while`` ends at a failure."""
+        before, known = self.state, len(self.checks)
+        shape = self._shape(cond, init)
+        start = [self.broadcast(x, shape, ()) for x in before] if shape else before
 
         def threaded(*values: Value) -> list[Value]:
-            self.state = (values[-2], values[-1])
-            return [*body(*values[:-2]), *self.state]
+            kept = (values[-2], values[-1])
+            self.state = self._nothing() if shape else kept
+            results = body(*values[:-2])
+            return [*results, *(self._first(kept, self.state) if shape else self.state)]
 
         def going(*values: Value) -> Value:
             assert cond is not None
-            self.state = (values[-2], values[-1])
+            self.state = state = self._nothing()
             result = cond(*values[:-2])
-            if self.state != (values[-2], values[-1]):
+            if self.state is not state:
                 raise ValueError("a check in the condition of a loop")
-            fine = self.map("eq", self.state[0], self.const(0, INT32), dtype=BOOL)
-            return self.map("and", result, fine)
+            return self.map("and", result, self._none(values[-2]))
 
-        outs = super().loop([*init, *self.state], threaded, cond=going if cond is not None else None, **how)
-        self.state = (outs[-2], outs[-1])
+        outs = super().loop([*init, *start], threaded, cond=going if cond is not None else None, **how)
+        self.state = (outs[-2], outs[-1]) if len(self.checks) > known else before
+        if shape and len(self.checks) > known:
+            self.state = self._over_elements(outs[-2], outs[-1])
         return outs[:-2]
+
+    def _nothing(self) -> tuple[Value, Value]:
+        return self.const(0, INT32), self.const(0, INT32)
+
+    def _none(self, code: Value) -> Value:
+        return self.map("eq", code, self.const(0, INT32), dtype=BOOL)
+
+    def _first(self, old: tuple[Value, Value], new: tuple[Value, Value]) -> tuple[Value, Value]:
+        """``new`` where ``old`` holds no failure."""
+        free = self._none(old[0])
+        code, number = (self.map("select", free, x, y, dtype=INT32) for x, y in zip(new, old, strict=True))
+        return code, number
+
+    def _shape(self, cond: Callable[..., Value] | None, init: Sequence[Value]) -> tuple[int, ...]:
+        """The shape of a loop's condition."""
+        if cond is None:
+            return ()
+        before = self.state
+        with self.block():
+            shape = cond(*init).shape
+        self.state = before
+        return shape
+
+    def _over_elements(self, codes: Value, numbers: Value) -> tuple[Value, Value]:
+        """One state of a batch's: the elements that still ran when a check failed hold the same."""
+        axes = range(codes.ndim)
+        low = self.const(np.iinfo(INT32).min, INT32)
+        numbers = self.map("select", self._none(codes), low, numbers, dtype=INT32)
+        return self.reduce("max", codes, axes), self.reduce("max", numbers, axes)
 
     def branch(self, index: Value, bodies: Sequence[Callable[[], Sequence[Value]]]) -> tuple[Value, ...]:
         """A branch whose blocks hand the state on."""
@@ -110,14 +143,10 @@ def calls_back(jaxpr: core.Jaxpr) -> bool:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "pure_callback":
             return True
-        inner = jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr)
-        if any(calls_back(getattr(x, "jaxpr", x)) for x in inner if _is_jaxpr(x)):
+        inner = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: isinstance(x, JAXPRS))
+        if any(calls_back(x.jaxpr if isinstance(x, core.ClosedJaxpr) else x) for x in inner if isinstance(x, JAXPRS)):
             return True
     return False
-
-
-def _is_jaxpr(x: object) -> bool:
-    return isinstance(x, core.Jaxpr | core.ClosedJaxpr)
 
 
 def handed_on(jaxpr: core.Jaxpr) -> list[int] | None:
