@@ -27,8 +27,8 @@ from onelaunch.pipeline import compile_graph, estimate_us
 from onelaunch.rewrite import rewrite
 from onelaunch.schedule.plan import Plan
 
-#: A kernel is refused if its estimated time is so many times XLA's; the estimates are good to about a factor of two.
-SLOWER = 1.3
+#: A kernel is refused if its estimated time is more than so many times XLA's.
+SLOWER = 0.95
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.extend import core
 
-LAUNCH_US = 2.3
+LAUNCH_US = 1.5
 #: a turn of a scan, and what a while adds because its test is read by the host
 TURN_US, TEST_US = 4.0, 8.0
 #: turns assumed of a loop whose number of turns is not known
@@ -59,28 +59,35 @@ class Launches:
 
 def estimate(jaxpr: core.Jaxpr) -> Launches:
     """The launches of a jaxpr, inner jaxprs included."""
-    total = Launches(0, 0)
-    loose = False  # element-wise work that no fusion has taken up yet
+    total, loose = _roots(jaxpr)
+    return total + Launches(1, LAUNCH_US) if loose else total
+
+
+def _roots(jaxpr: core.Jaxpr) -> tuple[Launches, bool]:
+    """The launches that end fusions, and whether element-wise work is left that none has taken up."""
+    total, loose = Launches(0, 0), False
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         inner = list(inner_jaxprs(eqn.params))
         if name == "while":
-            turn = sum((estimate(j) for j in inner), Launches(2, TURN_US + TEST_US))
-            total += turn.times(UNKNOWN_TURNS)
+            turn = sum((estimate(j) for j in inner), Launches(1, TURN_US + TEST_US))
+            total, loose = total + turn.times(UNKNOWN_TURNS), False
         elif name == "scan":
-            total += sum((estimate(j) for j in inner), Launches(2, TURN_US)).times(eqn.params["length"])
+            turn = sum((estimate(j) for j in inner), Launches(1, TURN_US))
+            total, loose = total + turn.times(eqn.params["length"]), False
         elif name == "cond":
             total += max((estimate(j) for j in inner), key=lambda cost: cost.us) + Launches(1, TEST_US)
         elif name in OPEN_ENDED:
             total += Launches(float("inf"), float("inf"))
-        elif inner:
-            total += sum((estimate(j) for j in inner), Launches(0, 0))
+        elif inner:  # a call: XLA sees through it
+            for j in inner:
+                within, open_end = _roots(j)
+                total, loose = total + within, loose or open_end
         elif name.startswith(ROOTS):
-            total += Launches(1, LAUNCH_US + arithmetic_us(eqn))
-            loose = False
+            total, loose = total + Launches(1, LAUNCH_US + arithmetic_us(eqn)), False
         else:
             loose = True
-    return total + Launches(1, LAUNCH_US) if loose else total
+    return total, loose
 
 
 def arithmetic_us(eqn: core.JaxprEqn) -> float:

@@ -28,7 +28,7 @@ class Control:
         self.scratch: list[Buffer] = []
         self.counter: Buffer | None = None
         self.alone = False  # in the part that one program runs after the others
-        self.claimed: set[View] = set()
+        self.claimed: list[Buffer] = []  # (parts of) outputs that values lie in
         self.views: dict[View, Buffer] = {}
         self.readers = readers(p.graph)
         self.flows = flows(p.graph, [row_major(v.shape) for v in p.graph.block.results])
@@ -51,9 +51,11 @@ class Control:
         dims = p.plan.dims[v]
         shared = p.plan.batch and "batch" not in dims and "grid" not in dims and not self.alone
         view = self.flows.get(v)
-        if view is not None and view not in self.claimed and not shared:
-            self.claimed.add(view)
-            return self.view(v, view)
+        if view is not None and not shared:
+            target = self.view(v, view)
+            if not any(finish.overlap(target, other) for other in self.claimed):
+                self.claimed.append(target)
+                return target
         name = f"{v.hint or 'work'}{len(self.scratch)}_ptr"
         if not p.plan.batch or self.alone:
             buffer = Buffer(name, v.dtype, v.shape, row_major(v.shape), "scratch", v.size)

@@ -16,7 +16,7 @@ from onelaunch.place.placer import Placer
 from onelaunch.place.store import copy, fill
 
 #: Buffers of more elements overlap if their ranges do.
-EXACT = 1 << 16
+EXACT = 1 << 20
 
 Copy = tuple[Value, Buffer]
 
