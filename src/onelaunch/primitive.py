@@ -29,6 +29,8 @@ from onelaunch.schedule.plan import Plan
 
 #: A kernel is refused if its estimated time is more than so many times XLA's.
 SLOWER = 0.95
+#: Below so many microseconds a kernel is never refused: nothing much can be lost.
+SMALL_US = 30
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def fuse_jaxpr(closed: core.ClosedJaxpr, name: str, strict: bool = False) -> Fus
         return Fused(None, None, (), (error.refusal,), before)
     time = estimate_us(graph, plan)
     consts = tuple(c for _, c in graph.consts)
-    if not strict and time > SLOWER * before.us:
+    if not strict and time > max(SMALL_US, SLOWER * before.us):
         return Fused(None, None, consts, (_loses(graph, name, time, before),), before, time)
     return Fused(kernel, plan, consts, (), before, time, checks)
 
