@@ -286,6 +286,12 @@ EMPTY: list[Row] = [
 ]
 
 
+def result_of_transposed(x: Any, i: Any) -> Any:
+    """A stacked history transposed, an update of that, and the history sorted: two results want its storage."""
+    history = lax.scan(lambda c, _: (jnp.tanh(c), c), x, None, length=4)[1].transpose(1, 0, 2, 3)
+    return history.at[jnp.arange(5), i].set(0.125), jnp.sort(history, 1)
+
+
 def start_and_end(x: Any) -> Any:
     """A loop's result returned, and its start, moved, after it."""
     low = jnp.min(x, 2)
@@ -311,6 +317,7 @@ RESULTS: list[Row] = [
         lambda x: (lambda h: (h, h[::-1]))(lax.scan(lambda c, _: (c * 0.5 + 1, c), x, None, length=9)[1]),
         X,
     ),
+    row("result_of_transposed", result_of_transposed, normal(5, 2, 17), i32(0, 3, -1, 2, 1)),
     row("result_start_and_end", start_and_end, normal(2, 12, 9)),
     row("result_none", lambda x: (), X),
 ]
