@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= 2
 TORCH  ?= torch==2.13.0
 
-.PHONY: all demo test test-newest-jax lint types check bench tables docs tour coverage clean
+.PHONY: all demo test test-slow test-newest-jax lint types check bench tables docs tour coverage clean
 
 all: check
 
@@ -26,7 +26,11 @@ demo: $(VENV)/.ready-demo
 	$(BIN)/onelaunch demo
 
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+
+# Every row under every plan, more random programs: an hour or more.
+test-slow: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow $(PYTEST_ARGS)
 
 # The tests that need no PyTorch, on Python 3.12 with the newest JAX, in a second environment.
 test-newest-jax:
