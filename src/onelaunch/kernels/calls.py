@@ -1,0 +1,129 @@
+"""What a face needs to launch a row kernel: which function, its numbers, grid and warps. No framework in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from onelaunch.kernels import tiles
+from onelaunch.kernels.layout import Rows
+
+SOFTMAX, LOG_SOFTMAX, LOGSUMEXP = range(3)
+
+#: Elements that one program of ``rescale`` looks at.
+RESCALE_BLOCK = 8192
+
+#: Of CUDA's grid in its second dimension.
+_GRID_LIMIT = 65535
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Options of softmax: mode; ``cap(x * scale)``; ``offset`` of the diagonal (None: not causal)."""
+
+    mode: int
+    scale: float = 1.0
+    cap: float | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Options of cross-entropy: ``soft`` says that targets are probabilities."""
+
+    ignore: int = -100
+    smooth: float = 0.0
+    zscale: float = 0.0
+    scale: float = 1.0
+    cap: float | None = None
+    soft: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """A launch, but for its arrays."""
+
+    family: str
+    function: str
+    numbers: dict[str, Any]
+    grid: tuple[int, ...]
+    warps: int
+
+
+def softmax(rows: Rows, options: Scores, queries: int, backward: bool) -> Call:
+    """Arrays x, mask, keep, y forward; y, g, x, mask, keep, dx backward; ``rows`` has their strides in that order."""
+    tile = tiles.choose(rows.count, rows.columns, _unit(rows))
+    numbers = {
+        **rows.numbers("ygxmkd" if backward else "xmky"),
+        "queries": queries,
+        "MODE": options.mode,
+        "SCALE": options.scale,
+        "CAP": options.cap,
+        "OFFSET": options.offset,
+        "SINGLE": rows.columns <= tile.columns,
+        **_tile(rows, tile),
+    }
+    return Call("softmax", f"softmax_{'backward' if backward else 'forward'}", numbers, _grid(rows, tile), tile.warps)
+
+
+def cross_entropy(rows: Rows, options: Loss, double: bool, every: bool, factor_stride: int) -> Call:
+    """Arrays x, target (strides if probabilities), grad; ``every`` reads ignored rows too."""
+    # More is held for each element where every class has a weight of its own.
+    block = tiles.BLOCK // 2 if options.soft or options.smooth else tiles.BLOCK
+    tile = tiles.choose(rows.count, rows.columns, _unit(rows), block)
+    numbers = {
+        **rows.numbers("xtg"),
+        **_loss(options, double),
+        "fs": factor_stride,
+        "ZSCALE": options.zscale,
+        "ALL": every,
+        "SINGLE": rows.columns <= tile.columns,
+        **_tile(rows, tile),
+    }
+    return Call("cross_entropy", "cross_entropy_forward", numbers, _grid(rows, tile), tile.warps)
+
+
+def cross_entropy_backward(rows: Rows, options: Loss, double: bool, up_stride: int, extra_stride: int) -> Call:
+    """Arrays as for ``cross_entropy``."""
+    tile = tiles.choose(rows.count, rows.columns, _unit(rows))
+    while -(-rows.columns // tile.columns) > _GRID_LIMIT:
+        tile = tiles.Tile(tile.rows, tile.columns * 2, tile.warps)
+    numbers = {
+        **rows.numbers("xtg"),
+        **_loss(options, double),
+        "us": up_stride,
+        "es": extra_stride,
+        **_tile(rows, tile),
+    }
+    grid = (*_grid(rows, tile), -(-rows.columns // tile.columns))
+    return Call("cross_entropy", "cross_entropy_backward", numbers, grid, tile.warps)
+
+
+def rescale(size: int) -> Call:
+    """Arrays grad, up, result."""
+    numbers = {"size": size, "BLOCK": RESCALE_BLOCK}
+    return Call("cross_entropy", "cross_entropy_rescale", numbers, (-(-size // RESCALE_BLOCK),), 8)
+
+
+def _unit(rows: Rows) -> bool:
+    return rows.columns == 1 or rows.strides[0][3] == 1 or rows.count == 1
+
+
+def _tile(rows: Rows, tile: tiles.Tile) -> dict[str, Any]:
+    even = rows.columns % tile.columns == 0
+    return {"ROWS": tile.rows, "COLS": tile.columns, "EVEN": even, "WIDE": rows.wide}
+
+
+def _grid(rows: Rows, tile: tiles.Tile) -> tuple[int, ...]:
+    return (-(-rows.count // tile.rows),)
+
+
+def _loss(options: Loss, double: bool) -> dict[str, Any]:
+    return {
+        "IGNORE": options.ignore,
+        "SMOOTH": options.smooth,
+        "SCALE": options.scale,
+        "CAP": options.cap,
+        "SOFT": options.soft,
+        "DOUBLE": double,
+    }

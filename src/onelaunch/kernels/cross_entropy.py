@@ -1,0 +1,294 @@
+"""Cross-entropy of logits along rows: losses, log-sum-exp, argmax and, in the same launch, the gradient.
+
+Scores are ``cap(x * SCALE)`` with ``cap(v) = CAP * tanh(v / CAP)``. For a label t with class weights w, smoothing ε and
+C classes a row's loss is ``(1-ε) w[t] (lse - z[t]) + ε/C Σ w (lse - z)``, as PyTorch defines it; for probabilities q it
+is ``Σ q' w (lse - z)`` with ``q' = (1-ε) q + ε/C``. With ``mass`` the weight of lse in it, the gradient with respect to
+z is ``mass softmax(z) - (weights of z)``. A row whose label is IGNORE has loss and gradient 0 and its logits are not
+read (unless ``lse`` is wanted); one whose label is outside [0, C) has loss and gradient NaN, and nothing is read
+outside.
+
+A program takes ROWS rows. A row of at most COLS columns is read once; of a longer one the second read, for the
+gradient, comes soon after the first, from the cache.
+"""
+
+import triton
+import triton.language as tl
+
+from onelaunch.kernels.rows import finite, place, saturate, start_of, widen, within
+
+
+@triton.jit
+def logit(x, at, use, SCALE: tl.constexpr, CAP: tl.constexpr, EVICT: tl.constexpr):
+    """Scores at some offsets, −inf where not ``use``."""
+    z = widen(tl.load(x + at, use, other=0.0, eviction_policy=EVICT)) * SCALE
+    if CAP is not None:
+        z = saturate(z / CAP) * CAP
+    return tl.where(use, z, float("-inf"))
+
+
+@triton.jit
+def pull(
+    target, weight, ta, tc, start, use, cols,
+    SMOOTH: tl.constexpr, SOFT: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    """Weights of the scores of a block in their rows' losses, but for a label's own: q' w, or ε/C w."""
+    kind: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    if SOFT:
+        q = tl.load(target + ta[:, None] + place(start, tc, COLS, WIDE)[None, :], use, other=0.0).to(kind)
+        if SMOOTH != 0.0:
+            q = q * (1.0 - SMOOTH) + tl.full((), SMOOTH, kind) / cols
+    else:
+        q = tl.full(use.shape, SMOOTH, kind) / cols
+    if weight is not None:
+        column = start + tl.arange(0, COLS)
+        q = q * tl.load(weight + column, column < cols, other=0.0).to(kind)[None, :]
+    return tl.where(use, q, 0.0)
+
+
+@triton.jit
+def weigh(q, z):
+    """Row sums of q z, without the entries of weight 0 (whose score may be −inf)."""
+    return tl.sum(tl.where(q == 0.0, 0.0, q * z), 1)
+
+
+@triton.jit
+def own(target, weight, row, live, cols, IGNORE: tl.constexpr, SMOOTH: tl.constexpr, DOUBLE: tl.constexpr):
+    """Each row's label (in [0, C), any where there is none), whether it counts, and (1-ε) w[t] (NaN outside [0, C))."""
+    kind: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    label = tl.load(target + row, live, other=IGNORE).to(tl.int64)
+    valid = live & (label != IGNORE)
+    inside = valid & (label >= 0) & (label < cols)
+    label = tl.where(inside, label, 0)
+    share = tl.full(row.shape, 1.0, kind) * (1.0 - SMOOTH)
+    if weight is not None:
+        share = share * tl.load(weight + label, inside, other=0.0).to(kind)
+    share = tl.where(inside, share, tl.where(valid, float("nan"), 0.0))
+    return label.to(tl.int32), valid, share
+
+
+@triton.jit
+def lead(z, start, COLS: tl.constexpr):
+    """Each row's largest score in a block and the first column that has it; NaN counts as the largest."""
+    key = tl.where(z != z, float("inf"), z)
+    high = tl.max(key, 1)
+    column = (start + tl.arange(0, COLS))[None, :]
+    return high, tl.min(tl.where(key == high[:, None], column, 2147483647), 1)
+
+
+@triton.jit
+def gradient(
+    z, target, weight, ta, tc, grad, ga, gc, label, share, mass, scale, top, over, start, use, inside, cols,
+    SMOOTH: tl.constexpr, SCALE: tl.constexpr, CAP: tl.constexpr, SOFT: tl.constexpr,
+    COLS: tl.constexpr, WIDE: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    """Store ``mass softmax(z) - scale (weights of z)`` times dz/dx; softmax is ``exp(z - top) * over``."""
+    d = tl.exp(z - top[:, None]) * (over * mass)[:, None]
+    if SOFT or SMOOTH != 0.0:
+        d -= pull(target, weight, ta, tc, start, use, cols, SMOOTH, SOFT, COLS, WIDE, DOUBLE) * scale[:, None]
+    if not SOFT:
+        hit = (start + tl.arange(0, COLS))[None, :] == label[:, None]
+        d = tl.where(hit, d - (share * scale)[:, None], d)
+    d = d * SCALE
+    if CAP is not None:
+        t = z / CAP
+        d = d * (1.0 - t * t)
+    d = tl.where(use, d, 0.0)
+    tl.store(
+        grad + ga[:, None] + place(start, gc, COLS, WIDE)[None, :],
+        d.to(grad.dtype.element_ty),
+        inside,
+        cache_modifier=".cs",
+    )
+
+
+@triton.jit
+def step(
+    x, xa, xc, target, weight, ta, tc, start, read, cols, top, total, drawn, weights, high, arg, best,
+    SMOOTH: tl.constexpr, SCALE: tl.constexpr, CAP: tl.constexpr, SOFT: tl.constexpr, COLS: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, DOUBLE: tl.constexpr, EVICT: tl.constexpr,
+):  # fmt: skip
+    """A block more in: the maximum and sum of exponentials, Σ q w z, Σ q w, the largest score and where it is."""
+    use = within(read, start, cols, COLS, EVEN)
+    z = logit(x, xa[:, None] + place(start, xc, COLS, WIDE)[None, :], use, SCALE, CAP, EVICT)
+    higher = tl.maximum(top, tl.max(z, 1))
+    shift = finite(higher)
+    total = total * tl.exp(top - shift) + tl.sum(tl.exp(z - shift[:, None]), 1)
+    if best is not None:
+        new, where = lead(z, start, COLS)
+        arg = tl.where(new > high, where, arg)
+        high = tl.maximum(new, high)
+    if SOFT or SMOOTH != 0.0:
+        q = pull(target, weight, ta, tc, start, use, cols, SMOOTH, SOFT, COLS, WIDE, DOUBLE)
+        drawn += weigh(q, z)
+        weights += tl.sum(q, 1)
+    return z, higher, total, drawn, weights, high, arg
+
+
+@triton.jit
+def cross_entropy_forward(
+    x, target, weight, total_weight, factor, zfactor, loss, lse, mass, best, grad,
+    rows, cols, n1, n2, xs0, xs1, xs2, xc, ts0, ts1, ts2, tc, gs0, gs1, gs2, gc, fs,
+    IGNORE: tl.constexpr, SMOOTH: tl.constexpr, ZSCALE: tl.constexpr, SCALE: tl.constexpr, CAP: tl.constexpr,
+    SOFT: tl.constexpr, ALL: tl.constexpr, DOUBLE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, SINGLE: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """loss, lse, mass: f32[rows] (f64 if DOUBLE); best: i32 or i64[rows] or None; grad: as x, or None.
+
+    ``factor`` (and ``zfactor``, for the term ``ZSCALE lse²``) multiplies loss and gradient: one number (fs 0) or one a
+    row (fs 1), or None. ``total_weight`` is the sum of ``weight``. ALL reads ignored rows too, for their lse.
+    """
+    kind: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live = row < rows
+    xa = start_of(row, n1, n2, xs0, xs1, xs2)
+    ta = start_of(row, n1, n2, ts0, ts1, ts2)
+    if SOFT:
+        label, valid, share = row.to(tl.int32), live, tl.full(row.shape, 1.0, kind)
+    else:
+        label, valid, share = own(target, weight, row, live, cols, IGNORE, SMOOTH, DOUBLE)
+    read = live if ALL else valid
+    stop = tl.where(tl.max(read.to(tl.int32), 0) > 0, cols, 0)
+
+    top = tl.full(row.shape, float("-inf"), kind)
+    total = tl.zeros(row.shape, kind)
+    drawn = tl.zeros(row.shape, kind)
+    weights = tl.zeros(row.shape, kind)
+    high = tl.full(row.shape, float("-inf"), kind)
+    arg = tl.zeros(row.shape, tl.int32)
+    if SINGLE:
+        z, top, total, drawn, weights, high, arg = step(
+            x, xa, xc, target, weight, ta, tc, 0, read, cols, top, total, drawn, weights, high, arg, best,
+            SMOOTH, SCALE, CAP, SOFT, COLS, EVEN, WIDE, DOUBLE, "",
+        )  # fmt: skip
+    else:
+        for start in range(0, stop // COLS * COLS, COLS):
+            _, top, total, drawn, weights, high, arg = step(
+                x, xa, xc, target, weight, ta, tc, start, read, cols, top, total, drawn, weights, high, arg, best,
+                SMOOTH, SCALE, CAP, SOFT, COLS, True, WIDE, DOUBLE, "evict_last",
+            )  # fmt: skip
+        if not EVEN:
+            _, top, total, drawn, weights, high, arg = step(
+                x, xa, xc, target, weight, ta, tc, cols // COLS * COLS, read, cols, top, total, drawn, weights, high,
+                arg, best, SMOOTH, SCALE, CAP, SOFT, COLS, False, WIDE, DOUBLE, "evict_last",
+            )  # fmt: skip
+
+    found = tl.log(total) + finite(top)
+    if SOFT:
+        value = tl.where(weights == 0.0, 0.0, weights * found) - drawn
+        bulk = weights
+    else:
+        picked = logit(x, xa + label.to(tl.int64) * xc, valid, SCALE, CAP, "")
+        # Subtracted before the logarithm is added: exact for large logits. Infinite ones have no softmax: NaN.
+        gap = tl.where(tl.abs(top) == float("inf"), float("nan"), tl.log(total) + (finite(top) - picked))
+        value = tl.where(share == 0.0, 0.0, share * gap)
+        bulk = share
+        if SMOOTH != 0.0:
+            spread = tl.full((), SMOOTH, kind)
+            if weight is not None:
+                spread = spread / cols * tl.load(total_weight).to(kind)
+            value += spread * found - drawn
+            bulk += spread
+    value = tl.where(valid, value, 0.0)
+    bulk = tl.where(valid, bulk, 0.0)
+    scale = tl.full(row.shape, 1.0, kind)
+    if factor is not None:
+        scale = tl.load(factor + row * fs, live, other=0.0).to(kind)
+        value = value * scale
+    push = bulk * scale
+    if ZSCALE != 0.0:
+        extra = tl.load(zfactor + row * fs, live, other=0.0).to(kind) * ZSCALE
+        extra = tl.where(valid, extra, 0.0)
+        value += tl.where(valid, extra * found * found, 0.0)
+        push += tl.where(valid, 2.0 * extra * found, 0.0)
+    tl.store(loss + row, value, live)
+    tl.store(lse + row, found, live)
+    tl.store(mass + row, bulk, live)
+    if best is not None:
+        tl.store(best + row, arg.to(best.dtype.element_ty), live)
+    if grad is not None:
+        ga = start_of(row, n1, n2, gs0, gs1, gs2)
+        # A row whose largest score is infinite has no softmax: NaN, as in PyTorch and JAX.
+        over = tl.where(tl.abs(top) == float("inf"), float("nan"), 1.0 / total)
+        if SINGLE:
+            inside = within(live, 0, cols, COLS, EVEN)
+            gradient(
+                z, target, weight, ta, tc, grad, ga, gc, label, share, push, scale, top, over,
+                0, inside & valid[:, None], inside, cols, SMOOTH, SCALE, CAP, SOFT, COLS, WIDE, DOUBLE,
+            )  # fmt: skip
+        else:
+            for start in range(0, cols // COLS * COLS, COLS):
+                again(
+                    x, xa, xc, target, weight, ta, tc, grad, ga, gc, label, share, push, scale, top, over,
+                    start, live, valid, cols, SMOOTH, SCALE, CAP, SOFT, COLS, True, WIDE, DOUBLE,
+                )  # fmt: skip
+            if not EVEN:
+                again(
+                    x, xa, xc, target, weight, ta, tc, grad, ga, gc, label, share, push, scale, top, over,
+                    cols // COLS * COLS, live, valid, cols, SMOOTH, SCALE, CAP, SOFT, COLS, False, WIDE, DOUBLE,
+                )  # fmt: skip
+
+
+@triton.jit
+def again(
+    x, xa, xc, target, weight, ta, tc, grad, ga, gc, label, share, push, scale, top, over, start, live, read, cols,
+    SMOOTH: tl.constexpr, SCALE: tl.constexpr, CAP: tl.constexpr, SOFT: tl.constexpr,
+    COLS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    """Read a block for the last time and store its gradient."""
+    inside = within(live, start, cols, COLS, EVEN)
+    use = inside & read[:, None]
+    z = logit(x, xa[:, None] + place(start, xc, COLS, WIDE)[None, :], use, SCALE, CAP, "evict_first")
+    gradient(
+        z, target, weight, ta, tc, grad, ga, gc, label, share, push, scale, top, over,
+        start, use, inside, cols, SMOOTH, SCALE, CAP, SOFT, COLS, WIDE, DOUBLE,
+    )  # fmt: skip
+
+
+@triton.jit
+def cross_entropy_backward(
+    x, target, weight, lse, mass, up, extra, grad,
+    rows, cols, n1, n2, xs0, xs1, xs2, xc, ts0, ts1, ts2, tc, gs0, gs1, gs2, gc, us, es,
+    IGNORE: tl.constexpr, SMOOTH: tl.constexpr, SCALE: tl.constexpr, CAP: tl.constexpr,
+    SOFT: tl.constexpr, DOUBLE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """grad from what the forward left, the losses' upstream gradient ``up`` and lse's ``extra`` (or None).
+
+    ``us`` and ``es`` are the strides of ``up`` and ``extra``, 0 where one number stands for all rows. Each program of
+    the grid (row tiles, column tiles) writes one tile.
+    """
+    kind: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live = row < rows
+    start = tl.program_id(1) * COLS
+    xa = start_of(row, n1, n2, xs0, xs1, xs2)
+    ta = start_of(row, n1, n2, ts0, ts1, ts2)
+    ga = start_of(row, n1, n2, gs0, gs1, gs2)
+    if SOFT:
+        label, valid, share = row.to(tl.int32), live, tl.full(row.shape, 1.0, kind)
+    else:
+        label, valid, share = own(target, weight, row, live, cols, IGNORE, SMOOTH, DOUBLE)
+    read = valid
+    more = tl.zeros(row.shape, kind)
+    if extra is not None:
+        more = tl.load(extra + row * es, live, other=0.0).to(kind)
+        read = valid | (live & (more != 0.0))
+    scale = tl.where(valid, tl.load(up + row * us, valid, other=0.0).to(kind), 0.0)
+    push = tl.where(valid, tl.load(mass + row, live, other=0.0).to(kind) * scale, 0.0)
+    push += more
+    top = tl.load(lse + row, live, other=0.0).to(kind)
+    over = tl.where(tl.abs(top) == float("inf"), float("nan"), tl.full(row.shape, 1.0, kind))
+    again(
+        x, xa, xc, target, weight, ta, tc, grad, ga, gc, label, share, push, scale, top, over,
+        start, live, read, cols, SMOOTH, SCALE, CAP, SOFT, COLS, EVEN, WIDE, DOUBLE,
+    )  # fmt: skip
+
+
+@triton.jit
+def cross_entropy_rescale(grad, up, result, size, BLOCK: tl.constexpr):
+    """result = grad * up for one number ``up``, in the memory of grad; nothing is read or written where it is 1."""
+    by = tl.load(up)
+    if by != 1.0:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        value = widen(tl.load(grad + at, at < size, other=0.0))
+        tl.store(result + at, (value * by).to(result.dtype.element_ty), at < size)

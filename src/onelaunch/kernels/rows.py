@@ -1,0 +1,51 @@
+"""What the row kernels share: offsets, widening, the cap, and a maximum that is safe to subtract."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def start_of(row, n1, n2, s0, s1, s2):
+    """Offset of each row's first element (i64)."""
+    outer = row // n2
+    return (outer // n1) * s0 + (outer % n1) * s1 + (row % n2) * s2
+
+
+@triton.jit
+def widen(x):
+    """f32, or f64 as it is."""
+    if x.dtype == tl.float64:
+        return x
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def saturate(v):
+    """tanh(v), absolute error of a few ulp of 1."""
+    return 1.0 - 2.0 / (tl.exp(2.0 * v) + 1.0)
+
+
+@triton.jit
+def place(start, stride, COLS: tl.constexpr, WIDE: tl.constexpr):
+    """Offsets of the columns from ``start`` on."""
+    column = start + tl.arange(0, COLS)
+    if WIDE:
+        return column.to(tl.int64) * stride
+    else:
+        return column * stride
+
+
+@triton.jit
+def finite(top):
+    """``top``, or 0 where it is infinite: −inf − (−inf) never happens."""
+    return tl.where(tl.abs(top) == float("inf"), 0.0, top)
+
+
+@triton.jit
+def within(live, start, cols, COLS: tl.constexpr, EVEN: tl.constexpr):
+    """Which entries of a block are inside their live row; EVEN says that all columns are."""
+    if EVEN:
+        return tl.broadcast_to(live[:, None], (live.shape[0], COLS))
+    else:
+        return live[:, None] & (start + tl.arange(0, COLS) < cols)[None, :]

@@ -1,0 +1,268 @@
+"""cross_entropy: arguments as torch.nn.functional.cross_entropy, and those of fused losses."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onelaunch.errors import OptionError
+from onelaunch.kernels.calls import Loss
+from onelaunch.torch import reference
+from onelaunch.torch.cross_entropy_ops import fused, loss_op, may_overwrite, rescaled, rows_op
+from onelaunch.torch.launching import transformed
+from onelaunch.torch.softmax import FLOATS, refuse_twice
+
+
+class CrossEntropyOutput(NamedTuple):
+    """The loss, with whatever else was asked for (None otherwise). lse and z_loss are differentiable."""
+
+    loss: Tensor
+    lse: Tensor | None = None
+    z_loss: Tensor | None = None
+    predicted_tokens: Tensor | None = None
+    token_accuracy: Tensor | None = None
+
+
+def cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0, *,
+    lse_square_scale: float = 0.0, softcap: float | None = None, logit_scale: float = 1.0,
+    num_items: Tensor | float | None = None, empty_mean: str = "zero", inplace: bool = False,
+    grad_in_forward: bool | None = None, return_lse: bool = False, return_z_loss: bool = False,
+    return_predicted_tokens: bool = False, return_token_accuracy: bool = False,
+) -> Any:  # fmt: skip
+    """Cross-entropy of logits ``softcap * tanh(logit_scale * input / softcap)``.
+
+    input: float (C), (N, C) or (N, C, d1, ...), any strides. target: int32 or int64 labels without the class dimension,
+    or probabilities like input. weight: (C). Loss (f32, f64 for f64): PyTorch's, plus ``lse_square_scale * lse²`` for
+    each row that counts (not weighted). A label outside [0, C) other than ignore_index gives NaN, in that row's
+    gradient too; nothing is read outside. Never waits for the device.
+
+    reduction: "mean" (over the weights of what counts; the z-loss over its number), "sum" or "none". num_items: divide
+    the sum by this number (or 0-d tensor) instead. empty_mean: the mean of nothing is 0 ("zero") or NaN ("nan");
+    gradients are 0. grad_in_forward: make the gradient with the loss in one launch (default where it can: mean and sum,
+    not for f16, whose gradients need their scale first, nor with lse or z_loss as outputs). inplace: the gradient takes
+    the logits' memory, which is marked as changed; under torch.compile it has no effect. Without a gradient to make
+    nothing is written.
+
+    Returns the loss, or a CrossEntropyOutput if any ``return_...`` is set: lse (like labels), z_loss (as the loss is
+    reduced), predicted_tokens (int64, like labels) and token_accuracy (mean over what counts); the last two without
+    derivative. Weights and, in the kernels, probabilities get no gradient: probabilities that require one take
+    PyTorch's own operations, as do torch.func's gradients. Second derivatives raise RuntimeError. Raises OptionError,
+    TypeError or ValueError.
+    """
+    reduction = _legacy(size_average, reduce, reduction)
+    axis = 0 if input.ndim == 1 else 1
+    soft = target.is_floating_point()
+    _check(input, target, weight, axis, soft, reduction, num_items, empty_mean, label_smoothing, inplace)
+    if soft:
+        ignore_index = -1
+    options = Loss(ignore_index, float(label_smoothing), float(lse_square_scale), float(logit_scale),
+                   None if softcap is None else float(softcap), soft)  # fmt: skip
+    argmax = return_predicted_tokens or return_token_accuracy
+    factor, zfactor = _factors(input, target, weight, axis, options, reduction, num_items, empty_mean)
+    whole = reduction != "none" and not (return_lse or return_z_loss) and input.dtype != torch.float16
+    if grad_in_forward is not None or inplace:
+        whole = bool(grad_in_forward or inplace)
+    shape = [n for i, n in enumerate(input.shape) if i != axis]
+    output = CrossEntropyOutput(input)
+    if target.requires_grad or input.numel() == 0 or (input.requires_grad and transformed()):
+        losses, lse, best = _by_reference(input, axis, target, weight, options)
+    elif torch.is_grad_enabled() and input.requires_grad and whole:
+        # One launch gives loss and gradient.
+        if reduction == "none" or return_lse or return_z_loss:
+            raise OptionError("grad_in_forward and inplace need reduction mean or sum, and neither lse nor z_loss")
+        output = _whole(input, axis, target, weight, factor, zfactor, options, argmax, inplace)
+        return _finish(output, target, axis, options, shape, return_predicted_tokens, return_token_accuracy)
+    else:
+        losses, lse, _, best = rows_op(
+            input, axis, target, weight, return_lse, argmax,
+            ignore_index, options.smooth, 0.0, options.scale, options.cap, soft,
+        )  # fmt: skip
+    z = None
+    losses = losses * factor
+    if lse_square_scale or return_z_loss:
+        valid = _valid(target, axis, options)
+        z = torch.where(valid, lse, 0.0) ** 2 * (lse_square_scale * zfactor)
+        losses = losses + z
+    if reduction == "none":
+        losses, z = losses.reshape(shape), None if z is None else z.reshape(shape)
+    else:
+        losses, z = losses.sum(), None if z is None else z.sum()
+    output = CrossEntropyOutput(
+        losses, lse.reshape(shape) if return_lse else None, z if return_z_loss else None, best if argmax else None
+    )
+    return _finish(output, target, axis, options, shape, return_predicted_tokens, return_token_accuracy)
+
+
+def _legacy(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    """PyTorch's two old arguments as the new one."""
+    if size_average is None and reduce is None:
+        return reduction
+    if reduce is False:
+        return "none"
+    return "sum" if size_average is False else "mean"
+
+
+def _check(
+    x: Tensor, target: Tensor, weight: Tensor | None, axis: int, soft: bool, reduction: str, num_items: Any,
+    empty_mean: str, smoothing: float, inplace: bool,
+) -> None:  # fmt: skip
+    if reduction not in ("none", "mean", "sum"):
+        raise OptionError(f"reduction is 'none', 'mean' or 'sum', not {reduction!r}")
+    if empty_mean not in ("zero", "nan"):
+        raise OptionError(f"empty_mean is 'zero' or 'nan', not {empty_mean!r}")
+    if num_items is not None and reduction == "none":
+        raise OptionError("num_items needs reduction mean or sum")
+    if not 0.0 <= smoothing <= 1.0:
+        raise OptionError(f"label_smoothing is between 0 and 1, not {smoothing}")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"logits are {', '.join(map(str, FLOATS))}, not {x.dtype}")
+    if not soft and target.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"labels are int32 or int64, not {target.dtype}")
+    if x.ndim == 0:
+        raise ValueError("logits need a class dimension")
+    wanted = x.shape if soft else x.shape[:axis] + x.shape[axis + 1 :]
+    if target.shape != wanted:
+        raise ValueError(f"target has shape {list(target.shape)}, not {list(wanted)}, for logits {list(x.shape)}")
+    if weight is not None and weight.shape != x.shape[axis : axis + 1]:
+        raise ValueError(f"weight has shape {list(weight.shape)}, not [{x.shape[axis]}]")
+    if inplace and x.is_leaf and x.requires_grad and torch.is_grad_enabled():
+        raise ValueError("inplace would overwrite a leaf that requires a gradient")
+    if inplace and any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride())):
+        raise ValueError("inplace would write several gradients to one place of expanded logits")
+
+
+def _valid(target: Tensor, axis: int, options: Loss) -> Tensor:
+    if options.soft:
+        return torch.ones((), dtype=torch.bool, device=target.device)
+    return target.reshape(-1) != options.ignore
+
+
+def _factors(
+    x: Tensor, target: Tensor, weight: Tensor | None, axis: int, options: Loss, reduction: str, num_items: Any,
+    empty_mean: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What multiplies a row's loss and its z-loss: 0-d tensors, made on the device."""
+    kind = reference.wide(x.dtype)
+    if num_items is not None:
+        if isinstance(num_items, Tensor):
+            factor = _inverse(num_items.detach().reshape(()).to(x.device, kind), empty_mean)
+        else:
+            factor = torch.full((), 1.0 / num_items if num_items else _empty(empty_mean), dtype=kind, device=x.device)
+        return factor, factor
+    if reduction != "mean":
+        one = torch.ones((), dtype=kind, device=x.device)
+        return one, one
+    if options.soft:
+        rows = x.numel() // max(x.shape[axis], 1)
+        factor = torch.full((), 1.0 / rows if rows else _empty(empty_mean), dtype=kind, device=x.device)
+        return factor, factor
+    valid = target != options.ignore
+    number = _inverse(valid.sum().to(kind), empty_mean)
+    if weight is None:
+        return number, number
+    classes = x.shape[axis]
+    inside = valid & (target >= 0) & (target < classes)
+    weights = torch.where(inside, weight.to(kind)[torch.where(inside, target, 0).long()], 0.0)
+    return _inverse(weights.sum(), empty_mean), number
+
+
+def _empty(empty_mean: str) -> float:
+    return 0.0 if empty_mean == "zero" else float("nan")
+
+
+def _inverse(total: Tensor, empty_mean: str) -> Tensor:
+    return torch.where(total == 0, _empty(empty_mean), 1.0 / total).to(total.dtype)
+
+
+def _whole(
+    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor, zfactor: Tensor, options: Loss,
+    argmax: bool, inplace: bool,
+) -> CrossEntropyOutput:  # fmt: skip
+    if inplace and not torch.compiler.is_compiling():
+        loss = torch.empty((), dtype=factor.dtype, device=x.device)
+        best = torch.empty(x.numel() // x.shape[axis] if argmax else 0, dtype=torch.int64, device=x.device)
+        grad = _InPlace.apply(x, axis, target, weight, factor, zfactor, options, best if argmax else None, loss)
+        loss = _Attach.apply(grad, loss)
+    else:
+        loss, _, best = loss_op(
+            x, axis, target, weight, factor, zfactor, argmax,
+            options.ignore, options.smooth, options.zscale, options.scale, options.cap, options.soft,
+        )  # fmt: skip
+    return CrossEntropyOutput(loss, predicted_tokens=best if argmax else None)
+
+
+def _by_reference(
+    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, options: Loss
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch's own operations, which have every derivative."""
+    classes = x.shape[axis]
+    flat = x.movedim(axis, -1).reshape(-1, classes)
+    if not classes and flat.shape[0]:
+        raise ValueError("logits without classes")
+    labels = target.movedim(axis, -1).reshape(-1, classes) if options.soft else target.reshape(-1)
+    rows = reference.Rows(flat, labels, weight, options)
+    loss, lse, _ = rows.losses()
+    return loss, lse, rows.z.detach().argmax(1)
+
+
+def _finish(
+    output: CrossEntropyOutput, target: Tensor, axis: int, options: Loss, shape: list[int], tokens: bool, accuracy: bool
+) -> Any:
+    """The loss alone where nothing else was asked for; shapes and accuracy of the predictions."""
+    best = output.predicted_tokens
+    mean = None
+    if accuracy and best is not None:
+        label = (target.argmax(axis) if options.soft else target).reshape(-1)
+        valid = torch.ones_like(label, dtype=torch.bool) if options.soft else label != options.ignore
+        mean = ((best == label) & valid).sum().float() / valid.sum().clamp(min=1)
+    best = best.reshape(shape) if tokens and best is not None else None
+    output = output._replace(predicted_tokens=best, token_accuracy=mean)
+    return output.loss if all(t is None for t in output[1:]) else output
+
+
+class _InPlace(torch.autograd.Function):
+    """The gradient in the logits' memory; PyTorch is told, so that whoever needs the logits gets an error.
+
+    It returns the logits alone, as views of other tensors demand; the loss goes to ``loss``, which ``_Attach`` derives.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor,
+                zfactor: Tensor, options: Loss, best: Tensor | None, loss: Tensor) -> Tensor:  # fmt: skip
+        loss.copy_(fused(x, axis, target, weight, factor, zfactor, options, best, x))
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return (g, *(None,) * 8)
+
+
+class _Attach(torch.autograd.Function):
+    """The loss as a function of logits that hold its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, loss: Tensor) -> Tensor:
+        ctx.save_for_backward(grad)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = ctx.saved_tensors
+        return (rescaled(grad, g) if may_overwrite(grad, g) else _Once.apply(grad, g)), None
+
+
+class _Once(torch.autograd.Function):
+    """grad * g; refuses a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, g: Tensor) -> Tensor:
+        return grad * g
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        refuse_twice(ctx)

@@ -1,0 +1,250 @@
+"""The operators behind cross_entropy, registered with torch.library: fake, autograd and vmap.
+
+``loss_op`` gives the summed loss and the gradient in one launch; ``rows_op`` gives every row's loss and lse, and its
+gradient is a second launch, ``rows_backward_op``, which folds in any upstream gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.kernels import calls
+from onelaunch.kernels.calls import Loss
+from onelaunch.torch import reference
+from onelaunch.torch.launching import by_kernel, launch, rows_of
+from onelaunch.torch.softmax import refuse_twice
+
+# The last arguments of every operator: ignore, smooth, zscale, scale, cap, soft.
+
+
+def _rows(t: Tensor, axis: int) -> Tensor:
+    """(rows, classes)."""
+    return t.movedim(axis, -1).reshape(-1, t.shape[axis])
+
+
+def _flat(target: Tensor, axis: int, soft: bool) -> Tensor:
+    return _rows(target, axis) if soft else target.reshape(-1)
+
+
+def _count(x: Tensor, axis: int) -> int:
+    return x.numel() // x.shape[axis]
+
+
+def _forward(
+    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor | None, zfactor: Tensor | None,
+    options: Loss, every: bool, best: Tensor | None, grad: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Launch: losses, lse, mass of all rows; fills ``best`` and ``grad`` where given."""
+    kind = reference.wide(x.dtype)
+    loss, lse, mass = (torch.empty(_count(x, axis), dtype=kind, device=x.device) for _ in range(3))
+    probabilities = target if options.soft else None
+    rows, (x_, t_, _) = rows_of(axis, x.shape, (x, probabilities, grad))
+    stride = 0 if factor is None or factor.numel() == 1 else 1
+    call = calls.cross_entropy(rows, options, kind == torch.float64, every, stride)
+    total = weight.sum(dtype=kind) if weight is not None and options.smooth else None
+    labels = t_ if options.soft else target.contiguous()
+    given = {"x": x_, "target": labels, "weight": _dense(weight), "total_weight": total}
+    given |= {"factor": _dense(factor), "zfactor": _dense(zfactor) if options.zscale else None}
+    launch(call, given, {"loss": loss, "lse": lse, "mass": mass, "best": best, "grad": grad})
+    return loss, lse, mass
+
+
+def _dense(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.contiguous()
+
+
+def fused(
+    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor, zfactor: Tensor, options: Loss,
+    best: Tensor | None, grad: Tensor,
+) -> Tensor:  # fmt: skip
+    """The summed loss; the gradient goes to ``grad``, which may be ``x``."""
+    if by_kernel(x):
+        return _forward(x, axis, target, weight, factor, zfactor, options, False, best, grad)[0].sum()
+    rows = reference.Rows(_rows(x, axis), _flat(target, axis, options.soft), weight, options)
+    loss, lse, mass = rows.losses()
+    valid = torch.ones_like(loss, dtype=torch.bool) if rows.valid is None else rows.valid
+    zfactor = torch.where(valid, zfactor * options.zscale, 0.0)
+    loss = loss * factor + torch.where(valid, zfactor * lse * lse, 0.0) if options.zscale else loss * factor
+    push = mass * factor + torch.where(valid, 2 * zfactor * lse, 0.0) if options.zscale else mass * factor
+    d = rows.gradient(push, factor.expand_as(push))
+    if best is not None:
+        best.copy_(rows.z.argmax(1))
+    grad.copy_(_unrows(d, x, axis))
+    return loss.sum()
+
+
+def _unrows(d: Tensor, x: Tensor, axis: int) -> Tensor:
+    return d.reshape(x.movedim(axis, -1).shape).movedim(-1, axis)
+
+
+@torch.library.custom_op("onelaunch::cross_entropy", mutates_args=())
+def loss_op(
+    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor, zfactor: Tensor, want_best: bool,
+    ignore: int, smooth: float, zscale: float, scale: float, cap: float | None, soft: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad = torch.empty_like(x)
+    best = torch.empty(_count(x, axis) if want_best else 0, dtype=torch.int64, device=x.device)
+    options = Loss(ignore, smooth, zscale, scale, cap, soft)
+    loss = fused(x, axis, target, weight, factor, zfactor, options, best if want_best else None, grad)
+    return loss, grad, best
+
+
+@torch.library.custom_op("onelaunch::cross_entropy_rows", mutates_args=())
+def rows_op(
+    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, every: bool, want_best: bool,
+    ignore: int, smooth: float, zscale: float, scale: float, cap: float | None, soft: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    options = Loss(ignore, smooth, 0.0, scale, cap, soft)
+    best = torch.empty(_count(x, axis) if want_best else 0, dtype=torch.int64, device=x.device)
+    if by_kernel(x):
+        return (*_forward(x, axis, target, weight, None, None, options, every, best if want_best else None, None), best)
+    rows = reference.Rows(_rows(x, axis), _flat(target, axis, soft), weight, options)
+    return (*rows.losses(), rows.z.argmax(1) if want_best else best)
+
+
+@torch.library.custom_op("onelaunch::cross_entropy_rows_backward", mutates_args=())
+def rows_backward_op(
+    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, lse: Tensor, mass: Tensor, up: Tensor,
+    extra: Tensor | None, ignore: int, smooth: float, scale: float, cap: float | None, soft: bool,
+) -> Tensor:  # fmt: skip
+    options = Loss(ignore, smooth, 0.0, scale, cap, soft)
+    dx = torch.empty_like(x)
+    kind = reference.wide(x.dtype)
+    if not by_kernel(x):
+        rows = reference.Rows(_rows(x, axis), _flat(target, axis, soft), weight, options)
+        up = up.to(kind).expand_as(mass)
+        push = torch.where(mass == 0, 0.0, mass * up)
+        push = push if extra is None else push + extra
+        return dx.copy_(_unrows(rows.gradient(push, up), x, axis))
+    rows_, (x_, t_, _) = rows_of(axis, x.shape, (x, target if soft else None, dx))
+    up, us = _spread(up)
+    extra, es = (None, 0) if extra is None else _spread(extra)
+    call = calls.cross_entropy_backward(rows_, options, kind == torch.float64, us, es)
+    given = {"x": x_, "target": t_ if soft else target.contiguous(), "weight": _dense(weight), "lse": lse.contiguous()}
+    launch(call, given | {"mass": mass.contiguous(), "up": up, "extra": extra}, {"grad": dx})
+    return dx
+
+
+def _spread(t: Tensor) -> tuple[Tensor, int]:
+    """One number for all rows stays one (stride 0), also where it comes expanded."""
+    if t.ndim == 0 or t.numel() == 1 or t.stride(0) == 0:
+        return t.reshape(-1)[:1], 0
+    return t.contiguous(), 1
+
+
+# --- fakes -------------------------------------------------------------------------------------------------
+
+
+def _fake_rows(x: Tensor, axis: int, want_best: bool) -> tuple[Tensor, ...]:
+    n = _count(x, axis)
+    row = [x.new_empty(n, dtype=reference.wide(x.dtype)) for _ in range(3)]
+    return (*row, x.new_empty(n if want_best else 0, dtype=torch.int64))
+
+
+@loss_op.register_fake
+def _(x: Tensor, axis: int, target: Any, weight: Any, factor: Any, zfactor: Any, want_best: bool, *_: Any) -> Any:
+    return x.new_empty((), dtype=reference.wide(x.dtype)), torch.empty_like(x), _fake_rows(x, axis, want_best)[3]
+
+
+@rows_op.register_fake
+def _(x: Tensor, axis: int, target: Any, weight: Any, every: bool, want_best: bool, *_: Any) -> Any:
+    return _fake_rows(x, axis, want_best)
+
+
+@rows_backward_op.register_fake
+def _(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+# --- derivatives -------------------------------------------------------------------------------------------
+
+
+def _save_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.count = len(inputs)
+    ctx.save_for_backward(output[1])
+
+
+def _loss_backward(ctx: Any, g: Tensor | None, g_grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+    if g_grad is not None:
+        refuse_twice(ctx)
+    rest = (None,) * (ctx.count - 1)
+    if g is None:
+        return (None, *rest)
+    (grad,) = ctx.saved_tensors
+    return (rescaled(grad, g) if may_overwrite(grad, g) else grad * g, *rest)
+
+
+def may_overwrite(*tensors: Tensor) -> bool:
+    """Whether this graph is run for the last time, outside any transform: then the gradient's memory may be scaled."""
+    keep = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    if keep is None or torch.compiler.is_compiling():
+        return False
+    return all(type(t) is torch.Tensor and by_kernel(t) and _has_memory(t) for t in tensors) and not keep()
+
+
+def _has_memory(t: Tensor) -> bool:
+    """False for the stand-ins of vmap and other transforms."""
+    try:
+        t.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
+def rescaled(grad: Tensor, g: Tensor) -> Tensor:
+    """``grad * g`` in grad's memory; where that has no gaps, one launch that reads nothing if g is 1."""
+    grad = grad.detach()
+    span = 1 + sum((n - 1) * s for n, s in zip(grad.shape, grad.stride()))
+    if span != grad.numel():
+        return grad.mul_(g)
+    flat = grad.as_strided((grad.numel(),), (1,))
+    launch(calls.rescale(flat.numel()), {"up": g.reshape(1), "grad": flat}, {"result": flat})
+    return grad
+
+
+def _save_rows(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, axis, target, weight, _, _, ignore, smooth, _, scale, cap, soft = inputs
+    ctx.set_materialize_grads(False)
+    ctx.settings = (axis, ignore, smooth, scale, cap, soft)
+    ctx.save_for_backward(x, target, weight, output[1], output[2])
+
+
+def _rows_backward(ctx: Any, up: Tensor | None, extra: Tensor | None, _: Any, __: Any) -> tuple[Tensor | None, ...]:
+    rest = (None,) * 11
+    if up is None and extra is None:
+        return (None, *rest)
+    x, target, weight, lse, mass = ctx.saved_tensors
+    axis, *options = ctx.settings
+    up = lse.new_zeros(1) if up is None else up
+    return (rows_backward_op(x, axis, target, weight, lse, mass, up, extra, *options), *rest)
+
+
+loss_op.register_autograd(_loss_backward, setup_context=_save_loss)
+rows_op.register_autograd(_rows_backward, setup_context=_save_rows)
+rows_backward_op.register_autograd(refuse_twice, setup_context=lambda ctx, inputs, output: None)
+
+
+# --- vmap: one example after another -----------------------------------------------------------------------
+
+
+def one_by_one(op: Callable[..., Any]) -> Callable[..., Any]:
+    """A vmap rule that calls the operator for each example and stacks what it gives."""
+
+    def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+        calls_ = [
+            op(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims))) for i in range(info.batch_size)
+        ]
+        if isinstance(calls_[0], Tensor):
+            return torch.stack(calls_), 0
+        return tuple(torch.stack(parts) for parts in zip(*calls_)), (0,) * len(calls_[0])
+
+    return rule
+
+
+for _op in (loss_op, rows_op, rows_backward_op):
+    _op.register_vmap(one_by_one(_op))

@@ -1,0 +1,101 @@
+"""Launch row kernels on tensors of any strides: by Triton on a GPU, in its interpreter on a CPU when asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from onelaunch.emit.kernel import Param
+from onelaunch.ir.types import BFLOAT16
+from onelaunch.kernels import text
+from onelaunch.kernels.calls import Call
+from onelaunch.kernels.layout import Rows, collapse
+from onelaunch.launch import interpreter
+
+Tensors = Mapping[str, torch.Tensor | None]
+
+
+def by_kernel(tensor: torch.Tensor) -> bool:
+    """Whether our kernels run for this tensor's device: a GPU, or a CPU under ``ONELAUNCH_INTERPRET=1``."""
+    return tensor.is_cuda or os.environ.get("ONELAUNCH_INTERPRET") == "1"
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func is at work, which asks for gradients in ways that operators do not know."""
+    if torch.compiler.is_compiling():
+        return False
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return active is not None and bool(active())
+
+
+def rows_of(
+    axis: int, shape: Sequence[int], tensors: Sequence[torch.Tensor | None]
+) -> tuple[Rows, list[torch.Tensor | None]]:
+    """The rows of tensors that broadcast to ``shape``, and the tensors: copied where three dimensions don't do."""
+    spread = [None if t is None else t.expand(tuple(shape)) for t in tensors]
+    found = collapse(shape, axis, [_strides(t, shape) for t in spread])
+    if found is None:
+        spread = [None if t is None else t.contiguous() for t in spread]
+        found = collapse(shape, axis, [_strides(t, shape) for t in spread])
+    assert found is not None
+    return found, spread
+
+
+def _strides(tensor: torch.Tensor | None, shape: Sequence[int]) -> Sequence[int]:
+    return [0] * len(shape) if tensor is None else tensor.stride()
+
+
+def launch(call: Call, inputs: Tensors, outputs: Tensors) -> None:
+    """Run the kernel: it writes ``outputs`` (one of them may share an input's memory). None stands for no array."""
+    given = {**inputs, **outputs}
+    some = next(t for t in given.values() if t is not None)
+    if not some.is_cuda:
+        _interpret(call, inputs, outputs)
+        return
+    pointers = {k: None if t is None else _bytes(t.detach()) for k, t in given.items()}
+    with torch.cuda.device(some.device):
+        text.run(call.family, call.function, call.grid, call.warps, {**pointers, **call.numbers})
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.int8) if tensor.dtype == torch.bool else tensor
+
+
+def _interpret(call: Call, inputs: Tensors, outputs: Tensors) -> None:
+    flat = {k: None if t is None else _flat(t.detach()) for k, t in {**inputs, **outputs}.items()}
+    arguments: dict[str, Any] = dict(call.numbers)
+    for name, value in flat.items():
+        role = "out" if name in outputs else "in"
+        arguments[name] = None if value is None else Param(name, _array(value).dtype, (value.numel(),), role)
+    kernel = text.entry(call.family, call.function, arguments, call.grid, call.warps)
+    arrays: list[np.ndarray] = []
+    aliases: dict[int, int] = {}
+    results = [p.name for p in kernel.params if p.role == "out"]
+    for param in (p for p in kernel.params if p.role == "in"):
+        value = flat[param.name]
+        assert value is not None
+        for number, result in enumerate(results):
+            other = flat[result]
+            if other is not None and other.data_ptr() == value.data_ptr() and value.numel():
+                aliases[len(arrays)] = number
+        arrays.append(_array(value))
+    for name, array in zip(results, interpreter.run(kernel, arrays, aliases=aliases), strict=True):
+        tensor = flat[name]
+        assert tensor is not None
+        _array(tensor)[...] = array
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory that a tensor spans, from its first element on."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+    return tensor.as_strided((extent,), (1,))
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(BFLOAT16)
+    return np.asarray(tensor.numpy())
