@@ -241,6 +241,14 @@ def test_wrong_arguments():
         nn.cross_entropy(jnp.ones((3, 9), int), t)
 
 
+def test_loss_and_gradient_are_one_launch():
+    """Lowered for a GPU, which need not be there."""
+    x, t = jax.ShapeDtypeStruct((64, 50257), jnp.bfloat16), jax.ShapeDtypeStruct((64,), np.int32)
+    step = jax.jit(jax.value_and_grad(nn.cross_entropy)).trace(x, t)
+    assert step.lower(lowering_platforms=("cuda",)).as_text().count("stablehlo.custom_call @triton_kernel_call") == 1
+    assert "triton_kernel_call" not in step.lower(lowering_platforms=("cpu",)).as_text()
+
+
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "hip:gfx942"])
 def test_kernels_compile_without_spills(target):
     """25: at most 16 warps; the vocabularies of large models, and every option at once (which may spill a little)."""

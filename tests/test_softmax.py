@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import onelaunch
 from onelaunch import build, nn
 from onelaunch.errors import OptionError
 from onelaunch.kernels import text, tiles
@@ -138,6 +139,16 @@ def test_transforms_of_the_kernel(monkeypatch):
     x, keep = seeded(2, 4, 9), seeded(2, 1, 9, seed=3) > 0
     found = jax.vmap(lambda x, k: nn.softmax(x, where=k))(x, keep)
     np.testing.assert_allclose(found, expected("softmax", x, -1, where=keep), atol=1e-6)
+
+
+def test_inside_fuse(monkeypatch):
+    """The function becomes part of the one kernel, its derivative, too."""
+    monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
+    x = seeded(3, 5)
+    for f in (lambda x: nn.softmax(x) * 2, jax.grad(lambda x: nn.cross_entropy(x, jnp.arange(3)))):
+        fused = onelaunch.fuse(f)
+        assert fused.lower(x).launches == 1
+        np.testing.assert_allclose(fused(x), f(x), rtol=1e-5, atol=1e-7)
 
 
 def test_mask_gradient_and_second_derivatives():

@@ -50,12 +50,12 @@ def entry(name: str, function: str, arguments: Mapping[str, Argument], grid: tup
 
 def run(name: str, function: str, grid: tuple[int, ...], num_warps: int, arguments: Mapping[str, Any]) -> None:
     """Launch ``function`` of family ``name`` compiled, on the current device and stream; arguments by their names."""
-    call = _compiled(name, function)[grid]
+    call = functools.partial(_compiled(name, function)[grid], num_warps=num_warps, enable_fp_fusion=True)
     if triton.knobs.runtime.interpret:  # then Triton's own library is that of the interpreter
         with mode(interpret=False):
-            call(**arguments, num_warps=num_warps)
+            call(**arguments)
     else:
-        call(**arguments, num_warps=num_warps)
+        call(**arguments)
 
 
 @functools.cache

@@ -95,6 +95,9 @@ def _jitted(function: Function, interpret: bool) -> Any:
 
 @rows_p.def_impl
 def _impl(*args: Any, function: Function, interpret: bool) -> list[jax.Array]:
+    """Traced (``fuse`` opens a primitive by its impl) these are plain operations, to become part of a larger kernel."""
+    if any(isinstance(a, jax.core.Tracer) for a in args):
+        return _by_xla(*args, function=function)
     return list(_jitted(function, interpret)(*args))
 
 

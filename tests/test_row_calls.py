@@ -1,0 +1,102 @@
+"""The row kernels as PyTorch launches them: numbers are arguments, not text. Triton compiles each for an H100."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from onelaunch.kernels import calls, text, tiles
+from onelaunch.kernels.calls import Call, Loss, Scores
+from onelaunch.kernels.layout import Rows, broadcast, collapse, contiguous
+from onelaunch.load import load, mode
+
+
+def compile(call: Call, pointers: dict[str, str | None]) -> Any:
+    """The compiled kernel of a call whose arrays have these element types (None: no array)."""
+    with mode(interpret=False):
+        function = getattr(load(call.family, text.family(call.family), interpret=False), call.function)
+        signature: dict[str, str] = {}
+        constants: dict[tuple[int, ...], Any] = {}
+        for i, name in enumerate(function.arg_names):
+            value = pointers.get(name) if name in pointers else call.numbers[name]
+            if isinstance(value, str) and name in pointers:
+                signature[name] = "*" + value
+            elif value is None or name.isupper() or value == 1:  # Triton's own launcher makes a constant of 1
+                signature[name], constants[(i,)] = "constexpr", value
+            else:
+                signature[name] = "i32" if abs(value) < 2**31 else "i64"
+        source = ASTSource(function, signature, constexprs=constants)
+        options = {"num_warps": call.warps, "enable_fp_fusion": True}
+        return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def rows(shape: tuple[int, ...], axis: int, arrays: int) -> Rows:
+    found = collapse(shape, axis, [contiguous(shape)] * arrays)
+    assert found is not None
+    return found
+
+
+FORWARD = {
+    **{"x": "bf16", "target": "i64", "weight": None, "total_weight": None, "factor": "fp32", "zfactor": None},
+    **{"loss": "fp32", "lse": "fp32", "mass": "fp32", "best": None, "grad": "bf16"},
+}
+EVERYTHING = FORWARD | {"weight": "fp32", "total_weight": "fp32", "zfactor": "fp32", "best": "i64"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "pointers"),
+    [
+        ((512, 50257), Loss(), FORWARD),
+        ((512, 50257), Loss(smooth=0.1, zscale=0.1, cap=3.0), EVERYTHING),
+        ((512, 100), Loss(soft=True), FORWARD | {"target": "bf16"}),
+        ((8, 50, 30, 40), Loss(), FORWARD),
+    ],
+)
+def test_cross_entropy(shape, options, pointers):
+    assert compile(calls.cross_entropy(rows(shape, 1, 3), options, False, False, 0), pointers).asm["cubin"]
+
+
+def test_cross_entropy_backward():
+    pointers = {"x": "bf16", "target": "i32", "weight": None, "lse": "fp32", "mass": "fp32", "up": "fp32"}
+    call = calls.cross_entropy_backward(rows((512, 50257), 1, 3), Loss(), False, 0, 1)
+    assert compile(call, pointers | {"extra": "fp32", "grad": "bf16"}).asm["cubin"]
+    assert compile(calls.rescale(10**6), {"grad": "bf16", "up": "fp32", "result": "bf16"}).asm["cubin"]
+
+
+@pytest.mark.parametrize(("axis", "shape"), list(itertools.product((0, 1), ((64, 1000), (4, 50000)))))
+def test_softmax(axis, shape):
+    forward = {"x": "bf16", "mask": "fp32", "keep": "i8", "y": "bf16"}
+    backward = {"y": "fp32", "g": "fp32", "x": "fp32", "mask": None, "keep": None, "dx": "fp32"}
+    options = Scores(calls.LOGSUMEXP if axis else calls.SOFTMAX, 0.5, 30.0)
+    assert compile(calls.softmax(rows(shape, axis, 4), options, shape[0], False), forward).asm["cubin"]
+    assert compile(calls.softmax(rows(shape, axis, 6), options, shape[0], True), backward).asm["cubin"]
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((70_000, 70_000), 0), ((3, 2**31 + 8), 0)])
+def test_20_strides_of_64_bits(shape, axis):
+    found = rows(shape, axis, 4)
+    assert found.wide
+    assert compile(calls.softmax(found, Scores(calls.SOFTMAX), 1, False), dict.fromkeys("xy", "bf16") | dict.fromkeys(
+        ("mask", "keep"))).asm["cubin"]  # fmt: skip
+
+
+def test_rows_of_a_broadcast_mask():
+    shape = (2, 3, 5, 7)
+    found = collapse(shape, 3, [contiguous(shape), broadcast((2, 1, 1, 7), shape)])
+    assert found == Rows((1, 2, 15), 7, ((0, 105, 7, 1), (0, 7, 0, 1)))
+    assert (
+        collapse((2, 3, 5, 7, 2), 4, [contiguous((2, 3, 5, 7, 2)), broadcast((2, 1, 5, 1, 2), (2, 3, 5, 7, 2))]) is None
+    )
+
+
+@pytest.mark.parametrize("columns", [1, 2, 1000, 16384, 16385, 2**24])
+@pytest.mark.parametrize("unit", [True, False])
+def test_25_tiles_fit(columns, unit):
+    tile = tiles.choose(1000, columns, unit)
+    assert tile.warps <= 16 and tile.rows * tile.columns <= 16384
+    assert tile.rows == tiles.power(tile.rows) and tile.columns == tiles.power(tile.columns)
