@@ -14,7 +14,10 @@ from jax import lax
 #: the implementation of a key by the name of its dtype
 KEY_KINDS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 #: the dtype of the parts of a complex dtype
-PARTS: dict[np.dtype, np.dtype] = {np.dtype("complex64"): np.dtype("float32"), np.dtype("complex128"): np.dtype("float64")}
+PARTS: dict[np.dtype, np.dtype] = {
+    np.dtype("complex64"): np.dtype("float32"),
+    np.dtype("complex128"): np.dtype("float64"),
+}
 
 
 def identifier(name: str) -> str:
