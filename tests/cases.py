@@ -12,7 +12,21 @@ from rows import complex as complexes
 from rows import control, elementwise, foreign, index, linalg, matmul, memory, random, reduce, shape, sort, versions
 from rows.row import Row
 
-SUBJECTS = (elementwise, shape, reduce, index, matmul, random, control, linalg, sort, foreign, complexes, versions, memory)
+SUBJECTS = (
+    elementwise,
+    shape,
+    reduce,
+    index,
+    matmul,
+    random,
+    control,
+    linalg,
+    sort,
+    foreign,
+    complexes,
+    versions,
+    memory,
+)
 
 CASES: tuple[Row, ...] = tuple(row for subject in SUBJECTS for row in subject.ROWS)
 

@@ -18,8 +18,7 @@ ALL = set(RULES) | set(COMPLEX)
 
 #: Rules whose primitives a row can't reach, and why.
 OTHER_VERSIONS = (
-    "call_hi_primitive copy_p eval_jaxpr expand_dims log2 logaddexp mulhi one_minus_square polynomial "
-    "random_gamma_grad"
+    "call_hi_primitive copy_p eval_jaxpr expand_dims log2 logaddexp mulhi one_minus_square polynomial random_gamma_grad"
 )
 UNREACHED = {
     "of other versions of JAX": OTHER_VERSIONS,
