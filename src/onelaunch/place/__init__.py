@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onelaunch.ir.nodes import Graph
-from onelaunch.place import alias, barrier, control, dot, elem, reduce, store, tidy
+from onelaunch.place import alias, barrier, control, dot, elem, liveness, reduce, store, tidy
 from onelaunch.place.nodes import Program
 from onelaunch.place.placer import NeedsMemory, NeedsNoGrid, Placer
 from onelaunch.schedule.plan import Plan
@@ -24,5 +24,6 @@ def place(graph: Graph, plan: Plan) -> Program:
     body = [*p.w.preamble, *p.w.body]
     program = Program(graph.name, walk.inputs, walk.outputs, walk.scratch, plan.grid, body, p.w.constants, walk.counter)
     tidy.tidy(program.body)
+    liveness.share(program)
     barrier.insert(program.body)
     return program
