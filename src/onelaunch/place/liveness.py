@@ -1,8 +1,9 @@
 """Liveness: scratch buffers that are never needed at the same time share memory.
 
-A buffer that is only used inside one block of statements lives there from its first use to its last; whatever a block's
-statements compute is written before it is read in the same turn, so two such buffers of one block with ranges apart can be
-one. (What a loop carries is also used outside the loop, so it belongs to the outer block and lives through the whole loop.)
+A buffer that is only used inside one block of statements lives there from its first use to its last; whatever a
+block's statements compute is written before it is read in the same turn, so two such buffers of one block with ranges
+apart can be one. (What a loop carries is also used outside the loop, so it belongs to the outer block and lives through
+the whole loop.)
 """
 
 from __future__ import annotations
