@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import math
 import os
 import statistics
 import subprocess
@@ -74,7 +75,9 @@ def explain(spec: str, args_from: str | None, target: str | None) -> None:
     """
     parsed = parse_target(target)
     low = lower(spec, args_from)
-    click.echo(f"{spec}: {low.launches} launch(es), {len(low.refusals)} refusal(s)\n")
+    before = low.fused.before.count
+    under_xla = f"; about {before:,.0f} under XLA" if math.isfinite(before) else ""
+    click.echo(f"{spec}: {low.launches} launch(es), {len(low.refusals)} refusal(s){under_xla}\n")
     for refusal in low.refusals:
         click.echo(str(refusal))
     if low.launches:
