@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend import core
 
-from onelaunch import build, target
+from onelaunch import build, compat, target
 from onelaunch.emit.kernel import Kernel
 from onelaunch.errors import BuildError, FusionError, OptionError, Refusal
 from onelaunch.launch import jax as launch
@@ -140,12 +139,12 @@ class fuse:
             raise OptionError(f"fallback must be one of {', '.join(map(repr, FALLBACKS))}, not {fallback!r}")
         if not callable(fun):
             raise TypeError(f"fuse takes a function, not {type(fun).__name__}")
+        functools.update_wrapper(self, fun)  # first: it copies the attributes of fun, whatever their names
         self.fallback = fallback
         self.interpret = os.environ.get("ONELAUNCH_INTERPRET") == "1"
         static: dict[str, Any] = {"static_argnums": static_argnums, "static_argnames": static_argnames}
         self._plain: Any = jax.jit(fun, **static)
         self._name = _identifier(getattr(fun, "__name__", type(fun).__name__))
-        functools.update_wrapper(self, fun)
 
         @functools.wraps(fun)
         def inner(*args: Any, **kwargs: Any) -> Any:
@@ -167,7 +166,7 @@ class fuse:
         if closed.effects and self.fallback == "xla":
             return self._plain(*args, **kwargs)
         leaves = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.core.Tracer)]
-        closed, outer = _free(closed)
+        outer = compat.closed_over(traced)
         program = Program(closed, self._name, self.interpret, self.fallback == "error")
         if self.fallback == "error" and program.fused.refusals:
             raise FusionError(program.fused.refusals[0])
@@ -189,18 +188,6 @@ class fuse:
         """Forget every compiled signature."""
         self._plain.clear_cache()
         self._jitted.clear_cache()
-
-
-def _free(closed: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, list[Any]]:
-    """Tracers that the function closes over become leading arguments."""
-    outer = [c for c in closed.consts if isinstance(c, jax.core.Tracer)]
-    if not outer:
-        return closed, []
-    jaxpr = closed.jaxpr
-    moved = [v for v, c in zip(jaxpr.constvars, closed.consts) if isinstance(c, jax.core.Tracer)]
-    stay = [(v, c) for v, c in zip(jaxpr.constvars, closed.consts) if not isinstance(c, jax.core.Tracer)]
-    opened = jaxpr.replace(constvars=[v for v, _ in stay], invars=[*moved, *jaxpr.invars], debug_info=jaxpr.debug_info)
-    return core.ClosedJaxpr(opened, [c for _, c in stay]), outer
 
 
 def _identifier(name: str) -> str:

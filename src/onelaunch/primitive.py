@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from onelaunch import build, trace
+from onelaunch import build, compat, trace
 from onelaunch.emit.kernel import Kernel
 from onelaunch.errors import BuildError, FusionError, Refusal
 from onelaunch.ir.nodes import Graph, Loop
@@ -161,8 +161,28 @@ mlir.register_lowering(fused_p, _lower_gpu, platform="cuda")
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Program) -> Any:
-    full = [ad.instantiate_zeros(t) for t in tangents]
-    return jax.jvp(lambda *xs: program.by_xla(*xs), tuple(primals), tuple(full))
+    """XLA's program is differentiated; tangents that are symbolically zero stay so, in and out, as under jax.jit."""
+    live = [type(t) is not ad.Zero for t in tangents]
+    closed, live_outs = compat.jvp_jaxpr(program.closed, live)
+    outs = core.jaxpr_as_fun(closed)(*primals, *(t for t in tangents if type(t) is not ad.Zero))
+    found = iter(outs[len(live_outs) :])
+    outs = outs[: len(live_outs)]
+    return outs, [
+        next(found) if there else ad.Zero(jax.typeof(x).to_tangent_aval()) for x, there in zip(outs, live_outs)
+    ]
+
+
+def _transpose(cotangents: Sequence[Any], *args: Any, program: Program) -> list[Any]:
+    """XLA's program is transposed in the arguments in which it is linear."""
+    linear = [ad.is_undefined_primal(a) for a in args]
+
+    def fun(*xs: Any) -> list[Any]:
+        given = iter(xs)
+        return program.by_xla(*(next(given) if free else a for a, free in zip(args, linear)))
+
+    free = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in args if ad.is_undefined_primal(a)]
+    found = iter(jax.linear_transpose(fun, *free)([ad.instantiate_zeros(c) for c in cotangents]))
+    return [next(found) if free else None for free in linear]
 
 
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, program: Program) -> Any:
@@ -174,4 +194,5 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, program: Program) -> Any
 
 
 ad.primitive_jvps[fused_p] = _jvp
+ad.primitive_transposes[fused_p] = _transpose
 batching.primitive_batchers[fused_p] = _batch

@@ -14,7 +14,7 @@ from onelaunch.place.placer import ELEM, NeedsMemory, NeedsNoGrid, Placer, elem
 from onelaunch.place.reduce import extend, identity
 from onelaunch.place.regions import Region
 from onelaunch.place.space import Axis, Index, Lane, Space, pow2
-from onelaunch.place.writer import BOOL, FLOAT32, HALVES, INT32
+from onelaunch.place.writer import BOOL, FLOAT32, HALVES, INT32, broadcast_shape
 from onelaunch.schedule.plan import Home
 
 Indices = tuple[Index, ...]
@@ -113,10 +113,18 @@ def store_element(p: Placer, buffer: Buffer, idx: Indices, space: Space, value: 
     """buffer[idx] = value, in the lanes that exist and where ``inside`` holds."""
     if inside is False:
         return
+    w = p.w
     offset, mask = p.address(buffer, idx, space, clamped=False)
     if isinstance(inside, Var):
-        mask = inside if mask is None else p.w.op("and", (mask, inside), BOOL)
-    p.w.store(buffer, offset, value, mask)
+        mask = inside if mask is None else w.op("and", (mask, inside), BOOL)
+        at = offset.shape if isinstance(offset, Var) else ()
+        shape = broadcast_shape([offset, mask])
+        if at != shape:  # along a dim of one element only ``inside`` says which lane stores
+            for k, axis in enumerate(space):
+                if axis.mask is not None and shape[k] > 1 and (not at or at[k] == 1):
+                    mask = w.op("and", (mask, w.lane_mask(space, k)), BOOL)
+            offset = w.full(offset if isinstance(offset, Var) else w.const(offset, INT32), shape)
+    w.store(buffer, offset, value, mask)
 
 
 def fill(p: Placer, v: Value, buffer: Buffer, element: Callable[[Indices, Space], Var]) -> None:
