@@ -69,3 +69,12 @@ def test_calls_as_jit(name: str, interpret: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", compat.PRIVATE)
 def test_private_names_exist(name: str) -> None:
     assert resolve_name(name) is not None
+
+
+def test_a_key_closed_over_is_in_the_kernel() -> None:
+    key = jax.random.key(3)
+
+    def noisy(x: jax.Array) -> jax.Array:
+        return x + jax.random.uniform(key)
+
+    np.testing.assert_array_equal(onelaunch.fuse(noisy, fallback="error")(X), jax.jit(noisy)(X))

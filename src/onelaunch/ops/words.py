@@ -55,7 +55,8 @@ def key_shape(aval: Any) -> tuple[tuple[int, ...], np.dtype]:
 def raw(const: Any) -> np.ndarray:
     """A constant (array, typed key, number) as the numpy array of its words."""
     if hasattr(const, "dtype") and is_key(const):
-        return np.asarray(jax.random.key_data(const))
+        with jax.ensure_compile_time_eval():  # a call generates its kernel while jax.jit traces
+            return np.asarray(jax.random.key_data(const))
     const = np.asarray(const)
     return np.stack([const.real, const.imag], -1) if const.dtype in PARTS else const
 
