@@ -78,3 +78,17 @@ def test_a_key_closed_over_is_in_the_kernel() -> None:
         return x + jax.random.uniform(key)
 
     np.testing.assert_array_equal(onelaunch.fuse(noisy, fallback="error")(X), jax.jit(noisy)(X))
+
+
+def test_typed_keys_compare_by_all_their_words(monkeypatch):
+    monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
+    keys = jax.random.split(jax.random.key(0), 3)
+    fn = lambda a, b: (a == b, a != b)  # noqa: E731
+    got = onelaunch.fuse(fn, fallback="error")(keys, keys[jnp.array([0, 2, 2])])
+    assert [g.tolist() for g in got] == [[True, False, True], [False, True, False]]
+
+
+def test_a_batch_of_no_lanes(monkeypatch):
+    monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
+    fn = jax.vmap(lambda z: jax.lax.while_loop(lambda s: s.sum() < 3, lambda s: s + 1, z))
+    assert onelaunch.fuse(fn, fallback="error")(jnp.zeros((0, 3))).shape == (0, 3)

@@ -413,8 +413,11 @@ class _Printer:
 
     def _body_simple(self, stmt: While, late: frozenset[Var]) -> None:
         self.depth += 1
+        before = len(self.lines)
         self.block_with(stmt.body, stmt.results)
         self._assign(stmt.params, stmt.results, late)
+        if len(self.lines) == before:
+            self.line("pass")
         self.depth -= 1
 
     def _test(self, stmt: While) -> None:

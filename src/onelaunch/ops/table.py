@@ -15,7 +15,7 @@ from onelaunch.errors import FusionError, Refusal
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
 from onelaunch.ir.types import TRITON_NAMES
-from onelaunch.ops.words import is_complex, is_compound, key_shape, raw
+from onelaunch.ops.words import is_complex, is_compound, is_key, key_shape, raw
 
 Params = dict[str, Any]
 Rule = Callable[..., "Value | Sequence[Value]"]
@@ -166,8 +166,11 @@ def apply(b: Builder, eqn: core.JaxprEqn, args: list[Value]) -> Sequence[Value]:
             return opened
         refuse(b, name, *REFUSED.get(name, NO_RULE))
     params = dict(eqn.params, _eqn=eqn, _in=[v.aval for v in eqn.invars], _out=[v.aval for v in eqn.outvars])
-    outs = found(b, params, *args)
-    return (outs,) if isinstance(outs, Value) else tuple(outs)
+    made = found(b, params, *args)
+    outs = (made,) if isinstance(made, Value) else tuple(made)
+    if name in ("eq", "ne") and is_key(avals[0]):  # keys are equal if all their words are
+        return (b.reduce("and" if name == "eq" else "or", outs[0], (outs[0].ndim - 1,)),)
+    return outs
 
 
 def over_words(b: Builder, eqn: core.JaxprEqn, args: list[Value]) -> list[Value]:
