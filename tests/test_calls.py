@@ -92,3 +92,10 @@ def test_a_batch_of_no_lanes(monkeypatch):
     monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
     fn = jax.vmap(lambda z: jax.lax.while_loop(lambda s: s.sum() < 3, lambda s: s + 1, z))
     assert onelaunch.fuse(fn, fallback="error")(jnp.zeros((0, 3))).shape == (0, 3)
+
+
+def test_digamma_at_its_pole_follows_the_version_of_jax(monkeypatch):
+    monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
+    x = jnp.array([0.0, -0.0, -1.0, 2.5])
+    got = onelaunch.fuse(jax.lax.digamma, fallback="error")(x)
+    assert jnp.allclose(got, jax.jit(jax.lax.digamma)(x), equal_nan=True)

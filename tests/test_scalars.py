@@ -96,10 +96,12 @@ def test_row(case: Case) -> None:
         wants = tupled(jitted(*args))
         meanings = tupled(SCALARS[case.name].numpy(*args))
         gots = run(kernel([(case.name, args, result_dtypes(case.name, args))]), args)
+        # At 0 JAX's digamma is NaN or -inf by its version: the rule's business, not the row's.
+        skipped = (args[0] == 0) if case.name == "digamma" else np.False_
         for want, meaning, got in zip(wants, meanings, gots, strict=True):
-            ok = agree(meaning.astype(want.dtype), want, case.ulp, case.far)
+            ok = skipped | agree(meaning.astype(want.dtype), want, case.ulp, case.far)
             assert ok.all(), "numpy: " + report(case.name, dtype, args, meaning, want, ok)
-            ok = agree(got, want, case.ulp, case.far)
+            ok = skipped | agree(got, want, case.ulp, case.far)
             assert ok.all(), "Triton: " + report(case.name, dtype, args, got, want, ok)
             ok = agree(got, meaning.astype(got.dtype), 4, case.far) | (dtype == F64)
             assert ok.all(), "Triton and numpy: " + report(case.name, dtype, args, got, meaning, ok)
@@ -252,6 +254,8 @@ NOT_ELEMENTWISE = {
     *("select_and_gather_add", "select_and_scatter", "select_and_scatter_add", "sharding_constraint", "slice"),
     *("sort", "split", "squeeze", "stop_gradient", "svd", "swap", "top_k", "transpose", "triangular_solve"),
     *("tridiagonal", "tridiagonal_solve", "while"),
+    # since JAX 0.11 and 0.12, with rules of their own
+    *("eval_jaxpr", "log2", "one_minus_square", "polynomial"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 
 from onelaunch.ir.builder import Builder
@@ -25,7 +26,18 @@ def of_row(name: str) -> Rule:
 
 for scalar in SCALARS.values():
     for prim in scalar.prims:
-        rule(prim)(of_row(scalar.name))
+        if prim != "digamma":
+            rule(prim)(of_row(scalar.name))
+
+
+@rule("digamma")
+def digamma(b: Builder, params: Params, x: Value) -> Value:
+    """The row, but JAX gives -inf at 0 since 0.11, and NaN before."""
+    result = b.map("digamma", x)
+    if jax.__version_info__ < (0, 11):
+        return result
+    pole = b.map("eq", x, b.const(0, x.dtype), dtype=np.dtype(bool))
+    return b.map("select", pole, b.const(-np.inf, x.dtype), result, dtype=x.dtype)
 
 
 @rule("convert_element_type")
