@@ -7,7 +7,7 @@ an enclosing block. A value is defined once; a value's identity is the object it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -287,7 +287,6 @@ class Graph:
     params: tuple[Value, ...]
     consts: tuple[tuple[Value, np.ndarray], ...]
     block: Block
-    donated: frozenset[int] = field(default=frozenset())
 
 
 def outputs(node: Node) -> tuple[Value, ...]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from onelaunch.ir import nodes as n
+from onelaunch.ir.monoids import identity
 from onelaunch.ir.nodes import Value
-from onelaunch.ir.types import is_bool, is_float
 from onelaunch.place.nodes import For, Var
 from onelaunch.place.placer import NeedsNoGrid, Placer, elem
 from onelaunch.place.space import Axis, Index, Lane, Space, pow2
@@ -19,23 +19,6 @@ from onelaunch.place.writer import BOOL, FLOAT32, HALVES, INT32
 Indices = tuple[Index, ...]
 #: The element to be reduced, at indices along the reduced dims, in a space.
 Element = Callable[[Sequence[Index], Space, "tuple[int, ...]"], Var]
-
-
-def identity(monoid: str, dtype: np.dtype) -> object:
-    """The neutral element of a monoid."""
-    if monoid in ("add", "or", "xor"):
-        return -0.0 if is_float(dtype) else 0
-    if monoid == "mul":
-        return 1
-    if monoid == "and":
-        return True if is_bool(dtype) else -1 if dtype.kind == "i" else np.iinfo(dtype).max
-    lowest = monoid in ("max", "argmax", "logaddexp")
-    if is_float(dtype):
-        return -np.inf if lowest else np.inf
-    if is_bool(dtype):
-        return not lowest
-    info = np.iinfo(dtype)
-    return info.min if lowest else info.max
 
 
 @elem(n.Reduce)

@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 
 from onelaunch.ir import nodes as n
+from onelaunch.ir.monoids import identity
 from onelaunch.ir.nodes import Value
 from onelaunch.place.elem import window_index
 from onelaunch.place.nodes import Buffer, For, If, Var
 from onelaunch.place.placer import ELEM, NeedsMemory, NeedsNoGrid, Placer, elem
-from onelaunch.place.reduce import extend, identity
+from onelaunch.place.reduce import extend
 from onelaunch.place.regions import Region
 from onelaunch.place.space import Axis, Index, Lane, Space, pow2
 from onelaunch.place.writer import BOOL, FLOAT32, HALVES, INT32, broadcast_shape

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-
 from onelaunch.ir import nodes as n
 from onelaunch.ir.builder import Builder
+from onelaunch.ir.monoids import identity
 from onelaunch.ir.nodes import Block, Value
 from onelaunch.rewrite.rebuild import Renamed, map_blocks, with_blocks, with_operands
 
@@ -87,22 +86,8 @@ def _apply(b: Builder, chain: list[n.Update], x: Value, pred: Value, flip: bool)
         if node.monoid == "set":
             keep = old
         else:
-            keep = b.full(shape, neutral(node.monoid, x), x.dtype)
+            keep = b.full(shape, identity(node.monoid, x.dtype), x.dtype)
         yes, no = (keep, node.updates) if flip else (node.updates, keep)
         updates = b.map("select", mask, yes, no, dtype=x.dtype)
         x = b.update(node.monoid, x, node.starts, updates, node.window, node.unique)
     return x
-
-
-def neutral(monoid: str, x: Value) -> object:
-    """What an update leaves unchanged."""
-    from_dtype = {"add": -0.0 if x.dtype.kind not in "iub" else 0, "mul": 1}
-    if monoid in from_dtype:
-        return from_dtype[monoid]
-    low = monoid == "max"
-    if x.dtype.kind == "b":
-        return not low
-    if x.dtype.kind in "iu":
-        info = np.iinfo(x.dtype)
-        return info.min if low else info.max
-    return float("-inf") if low else float("inf")
