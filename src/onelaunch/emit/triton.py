@@ -190,7 +190,7 @@ class _Printer:
 
     def print(self) -> list[str]:
         self._constants()
-        self.block(self.program.body)
+        self.block(self.program.body, [])
         return self.lines
 
     def _constants(self) -> None:
@@ -219,12 +219,9 @@ class _Printer:
             stem = "k_" + str(value).replace("-", "m").replace(".", "_").replace("+", "")
             self.line(f"{self.names.of(v, stem)} = {typed(value)}")
 
-    def block(self, block: list[Stmt]) -> None:
-        outer, self.local = self.local, {u for s in block for u in direct_uses(s)}
-        consumers: dict[Var, Stmt] = {}
-        for stmt in block:
-            for u in direct_uses(stmt):
-                consumers.setdefault(u, stmt)
+    def block(self, block: list[Stmt], results: list[Var]) -> None:
+        """A block whose results are read right after it."""
+        outer, self.local = self.local, {u for s in block for u in direct_uses(s)} | set(results)
         for stmt in block:
             self.stmt(stmt)
         self.local = outer
@@ -312,23 +309,16 @@ class _Printer:
         self.line(f"for {self.name(stmt.index)} in {turns}:")
         self._body(stmt)
 
-    def _body(self, stmt: For | While, late: frozenset[Var] = frozenset()) -> None:
+    def _body(self, stmt: For | While, late: frozenset[Var] = frozenset(), retest: bool = True) -> None:
         self.depth += 1
         count = len(self.lines)
-        self.block_with(stmt.body, stmt.results)
+        self.block(stmt.body, stmt.results)
         self._assign(stmt.params, stmt.results, late)
-        if isinstance(stmt, While):
+        if isinstance(stmt, While) and retest:
             self._test(stmt)
         if len(self.lines) == count:
             self.line("pass")
         self.depth -= 1
-
-    def block_with(self, block: list[Stmt], results: list[Var]) -> None:
-        """A block whose results are read right after it."""
-        outer, self.local = self.local, {u for s in block for u in direct_uses(s)} | set(results)
-        for stmt in block:
-            self.stmt(stmt)
-        self.local = outer
 
     def _assign(self, params: list[Var], results: list[Var], late: frozenset[Var] = frozenset()) -> None:
         """params = results, all at once: in an order in which none reads what was overwritten, else as a tuple.
@@ -386,11 +376,11 @@ class _Printer:
         before = len(self.lines)
         if any(stmt.cond in defined(s) for s in stmt.test):
             self.names.of(stmt.cond, "go")
-        self.block_with(stmt.test, [stmt.cond])
+        self.block(stmt.test, [stmt.cond])
         self.comment_reset()
         if len(self.lines) == before:
             self.line(f"while {self.text(stmt.cond)}:")
-            self._body_simple(stmt, late)
+            self._body(stmt, late, retest=False)
             return
         self._go_on(stmt.cond)
         self.line(f"while {self.name(stmt.cond)}:")
@@ -411,22 +401,13 @@ class _Printer:
             setattr(stmt, name, [getattr(stmt, name)[k] for k in order])
         return late
 
-    def _body_simple(self, stmt: While, late: frozenset[Var]) -> None:
-        self.depth += 1
-        before = len(self.lines)
-        self.block_with(stmt.body, stmt.results)
-        self._assign(stmt.params, stmt.results, late)
-        if len(self.lines) == before:
-            self.line("pass")
-        self.depth -= 1
-
     def _test(self, stmt: While) -> None:
         """The loop's test again, on the new carries."""
         assert stmt.cond is not None
         for s in stmt.test:
             for v in s.outs if isinstance(s, Op) else ():
                 self.inline.pop(v, None)
-        self.block_with(stmt.test, [stmt.cond])
+        self.block(stmt.test, [stmt.cond])
         self._go_on(stmt.cond)
 
     def _go_on(self, cond: Var) -> None:
@@ -444,7 +425,7 @@ class _Printer:
             self.depth += 1
             count = len(self.lines)
             self.comment_reset()
-            self.block_with(block, results)
+            self.block(block, results)
             for out, r in zip(stmt.outs, results, strict=True):
                 self.line(f"{self.name(out)} = {self.text(r)}")
             if len(self.lines) == count:
