@@ -24,6 +24,7 @@ ORDER = [
         "launch",
         "tune",
         "report",
+        "sparse",
         "kernels",
     ),
     *("nn", "torch", "primitive", "api", "cli"),
