@@ -6,11 +6,13 @@ import dataclasses
 import os
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import triton
 
 from onelaunch import build, store, target
 from onelaunch.emit.kernel import Kernel, Param
@@ -197,3 +199,25 @@ def test_target_of_a_device() -> None:
     assert str(target.from_capability("9.0")) == "cuda:90"
     assert str(target.from_capability("12.1")) == "cuda:121"
     assert str(target.from_capability("gfx942:sramecc+:xnack-")) == "hip:gfx942"
+
+
+def test_an_addition_that_ptxas_would_lose() -> None:
+    """ptxas 12.8 and 12.9 turn the 143 of lane 3 into 0: a gather by ``(140 + lane) % 70`` read the wrong element."""
+    body = [
+        "lane = tl.arange(0, 128)",
+        "inside = lane < 70",
+        "x = tl.load(x_ptr + lane, mask=inside, other=0)",
+        "tl.store(y_ptr + lane, tl.gather(x, (140 + lane) % 70, axis=0), mask=inside)",
+    ]
+    head = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef one(x_ptr, y_ptr):\n"
+    params = (Param("x_ptr", F32, (70,), "in"), Param("y_ptr", F32, (70,), "out"))
+    kernel = Kernel("one", head + "".join(f"    {line}\n" for line in body), params, (1,), num_warps=1)
+    built = build.compile(kernel, target.parse("cuda:90"))
+    text = str(built.asm["ptx"])
+    assert "16x2" not in text and "add.s16 %a0, %a0, %a2;" in text
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.binary)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-sass", file.name]
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "0x8f" in code and "VIADD.16x2" not in code

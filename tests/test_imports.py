@@ -20,6 +20,7 @@ ORDER = [
         "emit",
         "pipeline",
         "load",
+        "ptx",
         "build",
         "launch",
         "tune",

@@ -19,7 +19,7 @@ from triton._C.libtriton import get_cache_invalidating_env_vars, ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
-from onelaunch import store
+from onelaunch import ptx, store
 from onelaunch.emit.kernel import Kernel
 from onelaunch.errors import BuildError
 from onelaunch.ir.types import BFLOAT16
@@ -47,7 +47,7 @@ DEFAULT_TARGET = Target("cuda", "90")
 COALESCING_LIMIT = 10**8
 
 #: Of the entries in the store; another number makes the old ones unknown.
-_FORMAT = 2
+_FORMAT = 3
 
 _METADATA = ("name", "shared", "num_warps", "num_ctas", "num_stages", "global_scratch_size", "tmem_size")
 
@@ -131,6 +131,8 @@ class _Pipeline:
                 self.module = stage(self.module, self.metadata)
             except Exception as error:
                 raise BuildError(self.kernel.name, name, _message(error)) from error
+            if name == "ptx":
+                self.module = ptx.repaired(str(self.module))
             asm[name] = self.module if isinstance(self.module, bytes) else str(self.module)
         return asm
 

@@ -227,7 +227,7 @@ SHAPES: list[Row] = [
         normal(72),
     ),
     row("concatenate_lanes", lambda x: jnp.concatenate([jnp.sin(x), x[::-1], jnp.cos(x[3:9])]), LONG),
-    row("roll_lanes", lambda x: jnp.roll(jnp.sin(x), 3) + jnp.roll(jnp.sin(x), -5), LONG),
+    row("roll_lanes", lambda x: jnp.roll(jnp.sin(x), 3) + jnp.roll(jnp.sin(x), -5), LONG, **SUMS),
     row("pad_lanes", lambda x: jnp.pad(jnp.sin(x), (3, 4), constant_values=7), LONG),
     row("tile_lanes", lambda x: jnp.tile(jnp.sin(x), 3).reshape(3, -1).sum(0), LONG, **SUMS),
     row("outer_lanes", lambda x: (jnp.sin(x)[:, None] * jnp.cos(x)[None, :]).sum(0), LONG, **SUMS),
