@@ -28,10 +28,10 @@ ORDER = [
         "sparse",
         "kernels",
     ),
-    *("nn", "torch", "primitive", "api", "cli"),
+    *("nn", "torch", "primitive", "derive", "api", "cli"),
 ]
 FRAMEWORKS = {
-    "jax": "compat ops trace launch.jax nn primitive api cli",
+    "jax": "compat ops trace launch.jax nn primitive derive api cli",
     "torch": "launch.torch torch",
     "triton": "load build device launch.interpreter launch.torch kernels",
 }

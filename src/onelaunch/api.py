@@ -10,15 +10,16 @@ from typing import Any
 
 import jax
 
-from onelaunch import build, compat, target
+from onelaunch import build, compat, derive, target
 from onelaunch.emit.kernel import Kernel
 from onelaunch.errors import BuildError, FusionError, OptionError, Refusal
 from onelaunch.launch import jax as launch
-from onelaunch.primitive import Fused, Program, fused_p
+from onelaunch.primitive import Fused, Program
 from onelaunch.report.explain import Explanation
 from onelaunch.schedule.plan import Plan
 
 FALLBACKS = ("xla", "error")
+assert derive.RULES  # the derivatives of fused programs are registered
 
 
 # --- the public face ---------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ class fuse:
         program = Program(closed, self._name, self.interpret, self.fallback == "error")
         if self.fallback == "error" and program.fused.refusals:
             raise FusionError(program.fused.refusals[0])
-        outs = fused_p.bind(*outer, *leaves, program=program)
+        outs = program.bind(*outer, *leaves)
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:

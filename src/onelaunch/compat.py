@@ -5,19 +5,15 @@ PRIVATE lists them for ``tests/test_calls.py``, which checks that every one stil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jaxlib
 import jaxlib.gpu_triton
 from jax._src import source_info_util
-from jax._src.interpreters import ad
-from jax.extend import core
 
 from onelaunch.errors import Where
 
 PRIVATE = {
-    "jax._src.interpreters.ad.jvp_jaxpr": "jax.jvp makes arrays of symbolic zeros, and 0 * inf is NaN",
     "jax._src.source_info_util.user_frame": "file and line of an equation (jax.extend only gives a summary string)",
     "jax._src.stages.Traced._consts": "the tracers a function closes over: they lead the arguments of its traced jaxpr",
     "jaxlib.gpu_triton": "importing it registers jaxlib's launcher of Triton kernels with XLA",
@@ -38,8 +34,3 @@ def user_where(source_info: Any) -> Where | None:
 def closed_over(traced: Any) -> list[Any]:
     """What a traced function closes over and its jaxpr takes as leading arguments: the values of outer traces."""
     return list(traced._consts)
-
-
-def jvp_jaxpr(closed: core.ClosedJaxpr, live: Sequence[bool]) -> tuple[core.ClosedJaxpr, list[bool]]:
-    """A jaxpr from (primals, live tangents) to (results, their live tangents), and which results have one."""
-    return ad.jvp_jaxpr(closed, live, False)

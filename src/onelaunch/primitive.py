@@ -1,21 +1,23 @@
-"""The JAX primitive behind ``fuse``: a program that is one kernel on a GPU, and XLA's own anywhere else."""
+"""The JAX primitive behind ``fuse``: a program that is one kernel on a GPU, and XLA's own anywhere else.
+
+Its derivatives and its rule under ``vmap`` are in ``derive``.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 
-from onelaunch import build, compat, trace
+from onelaunch import build, trace
 from onelaunch.emit.kernel import Kernel
 from onelaunch.errors import BuildError, FusionError, Refusal
 from onelaunch.ir.nodes import Graph, Loop
@@ -87,12 +89,25 @@ fused_p.multiple_results = True
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The parameter of the primitive: a closed jaxpr, compared by identity, and its kernel made at most once."""
+    """The parameter of the primitive: a closed jaxpr, compared by identity, and its kernel made at most once.
 
-    closed: core.ClosedJaxpr
+    derived: the programs made of this one (its derivatives, itself over a batch), by what was asked.
+    """
+
+    closed: core.ClosedJaxpr = field(repr=False)
     name: str
     interpret: bool
     strict: bool
+    derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def bind(self, *args: Any) -> list[Any]:
+        """The program as one equation; its jaxpr is a parameter too, where JAX looks for inner jaxprs."""
+        bind: Any = fused_p.bind
+        return list(bind(*args, call_jaxpr=self.closed, program=self))
+
+    def of(self, closed: core.ClosedJaxpr, suffix: str = "") -> Program:
+        """Another jaxpr under the same options; ``suffix`` ends its kernel's name."""
+        return Program(closed, self.name + suffix, self.interpret, self.strict)
 
     @functools.cached_property
     def fused(self) -> Fused:
@@ -103,6 +118,11 @@ class Program:
             why = f"an internal error of onelaunch ({type(error).__name__}: {error})"
             refusal = Refusal(None, self.name, why, "Please report it with the function.")
             return Fused(None, None, (), (refusal,), Launches(0, 0))
+
+    @functools.cached_property
+    def jitted(self) -> Any:
+        """The program under ``jax.jit``, for a call outside of any."""
+        return jax.jit(self.bind)
 
     def by_xla(self, *args: Any) -> list[Any]:
         """The same program, left to XLA."""
@@ -126,25 +146,27 @@ class Program:
 
 
 @fused_p.def_abstract_eval
-def _abstract(*_: Any, program: Program) -> Sequence[Any]:
-    return program.closed.out_avals
+def _abstract(*_: Any, call_jaxpr: core.ClosedJaxpr, program: Program) -> Sequence[Any]:
+    return call_jaxpr.out_avals
 
 
 @fused_p.def_impl
-def _run(*args: Any, program: Program) -> Sequence[Any]:
-    return jax.jit(functools.partial(fused_p.bind, program=program))(*args)
+def _run(*args: Any, call_jaxpr: core.ClosedJaxpr, program: Program) -> Sequence[Any]:
+    return program.jitted(*args)
 
 
 def _lower(ctx: Any, *args: Any, program: Program, kernel: bool) -> Any:
+    if program.strict and program.fused.refusals:  # of a derivative or a batch: fuse raises for the function itself
+        raise FusionError(program.fused.refusals[0])
     fun = program.by_kernel if kernel and program.fused.kernel is not None else program.by_xla
     return mlir.lower_fun(fun, multiple_results=True)(ctx, *args)
 
 
-def _lower_cpu(ctx: Any, *args: Any, program: Program) -> Any:
+def _lower_cpu(ctx: Any, *args: Any, call_jaxpr: core.ClosedJaxpr, program: Program) -> Any:
     return _lower(ctx, *args, program=program, kernel=program.interpret)
 
 
-def _lower_gpu(ctx: Any, *args: Any, program: Program) -> Any:
+def _lower_gpu(ctx: Any, *args: Any, call_jaxpr: core.ClosedJaxpr, program: Program) -> Any:
     """The kernel if Triton can build it; else XLA, with one warning that says how to report it."""
     kernel = program.fused.kernel
     if kernel is not None:
@@ -158,41 +180,3 @@ def _lower_gpu(ctx: Any, *args: Any, program: Program) -> Any:
 
 mlir.register_lowering(fused_p, _lower_cpu)
 mlir.register_lowering(fused_p, _lower_gpu, platform="cuda")
-
-
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Program) -> Any:
-    """XLA's program is differentiated; tangents that are symbolically zero stay so, in and out, as under jax.jit."""
-    live = [type(t) is not ad.Zero for t in tangents]
-    closed, live_outs = compat.jvp_jaxpr(program.closed, live)
-    outs = core.jaxpr_as_fun(closed)(*primals, *(t for t in tangents if type(t) is not ad.Zero))
-    found = iter(outs[len(live_outs) :])
-    outs = outs[: len(live_outs)]
-    return outs, [
-        next(found) if there else ad.Zero(jax.typeof(x).to_tangent_aval()) for x, there in zip(outs, live_outs)
-    ]
-
-
-def _transpose(cotangents: Sequence[Any], *args: Any, program: Program) -> list[Any]:
-    """XLA's program is transposed in the arguments in which it is linear."""
-    linear = [ad.is_undefined_primal(a) for a in args]
-
-    def fun(*xs: Any) -> list[Any]:
-        given = iter(xs)
-        return program.by_xla(*(next(given) if free else a for a, free in zip(args, linear)))
-
-    free = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in args if ad.is_undefined_primal(a)]
-    found = iter(jax.linear_transpose(fun, *free)([ad.instantiate_zeros(c) for c in cotangents]))
-    return [next(found) if free else None for free in linear]
-
-
-def _batch(args: Sequence[Any], dims: Sequence[Any], *, program: Program) -> Any:
-    """The kernel of the vmapped program."""
-    batched = jax.vmap(program.by_xla, in_axes=list(dims))
-    closed = jax.make_jaxpr(batched)(*args)
-    outs = fused_p.bind(*args, program=dataclasses.replace(program, closed=closed))
-    return outs, [0] * len(outs)
-
-
-ad.primitive_jvps[fused_p] = _jvp
-ad.primitive_transposes[fused_p] = _transpose
-batching.primitive_batchers[fused_p] = _batch

@@ -47,6 +47,7 @@ CALLEES = ("call_jaxpr", "jaxpr", "fun_jaxpr")
     "composite",
     "eval_jaxpr",
     "core_closed_call",
+    "onelaunch_fused",
 )
 def call(b: Builder, params: Params, *args: Value) -> list[Value]:
     """A call: its jaxpr in place."""
