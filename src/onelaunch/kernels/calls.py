@@ -48,6 +48,8 @@ class Call:
     numbers: dict[str, Any]
     grid: tuple[int, ...]
     warps: int
+    #: of loads in flight in loops
+    stages: int = 1
 
 
 def softmax(rows: Rows, options: Scores, queries: int, backward: bool) -> Call:

@@ -21,22 +21,36 @@ from onelaunch.load import load, mode
 Argument = Param | int | float | bool | None
 
 _HEAD = "import triton\nimport triton.language as tl\n"
+_PACKAGE = "onelaunch.kernels."
 
 
 @functools.cache
 def family(name: str) -> str:
-    """A module text: Triton's imports and the jitted functions of ``kernels/rows.py`` and ``kernels/NAME.py``."""
-    return "\n\n\n".join([_HEAD.rstrip(), *_functions("rows"), *_functions(name)]) + "\n"
+    """A module text: Triton's imports and the jitted functions of ``kernels/NAME.py`` and of what it imports."""
+    functions = [text for module in _modules(name) for text in _functions(module)]
+    return "\n\n\n".join([_HEAD.rstrip(), *functions]) + "\n"
+
+
+def _modules(name: str) -> list[str]:
+    """The kernel modules that one needs, each after those that it imports; ``name`` last."""
+    froms = [node for node in _parsed(name).body if isinstance(node, ast.ImportFrom)]
+    needed = [(node.module or "").removeprefix(_PACKAGE) for node in froms if (node.module or "").startswith(_PACKAGE)]
+    return [*dict.fromkeys(inner for module in needed for inner in _modules(module)), name]
+
+
+def _parsed(name: str) -> ast.Module:
+    return ast.parse((Path(__file__).parent / f"{name}.py").read_text())
 
 
 def _functions(name: str) -> list[str]:
-    text = (Path(__file__).parent / f"{name}.py").read_text()
-    lines = text.splitlines()
-    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    lines = (Path(__file__).parent / f"{name}.py").read_text().splitlines()
+    nodes = [node for node in _parsed(name).body if isinstance(node, ast.FunctionDef)]
     return ["\n".join(lines[min(d.lineno for d in n.decorator_list) - 1 : n.end_lineno]) for n in nodes]
 
 
-def entry(name: str, function: str, arguments: Mapping[str, Argument], grid: tuple[int, ...], num_warps: int) -> Kernel:
+def entry(
+    name: str, function: str, arguments: Mapping[str, Argument], grid: tuple[int, ...], num_warps: int, stages: int = 1
+) -> Kernel:
     """``function`` of family ``name`` as a Kernel; the arrays become its params, inputs before outputs."""
     params = [value for value in arguments.values() if isinstance(value, Param)]
     params.sort(key=lambda p: ("in", "out", "scratch").index(p.role))
@@ -45,12 +59,15 @@ def entry(name: str, function: str, arguments: Mapping[str, Argument], grid: tup
     text = f"@triton.jit\ndef {title}({', '.join(p.name for p in params)}):\n    {function}(\n"
     body = "\n".join("    " + line for line in shown)
     source = f"{family(name)}\n\n{text}{body}\n    )\n"
-    return Kernel(title, source, tuple(params), grid, num_warps=num_warps)
+    return Kernel(title, source, tuple(params), grid, num_warps=num_warps, num_stages=stages)
 
 
-def run(name: str, function: str, grid: tuple[int, ...], num_warps: int, arguments: Mapping[str, Any]) -> None:
+def run(
+    name: str, function: str, grid: tuple[int, ...], num_warps: int, arguments: Mapping[str, Any], stages: int = 1
+) -> None:
     """Launch ``function`` of family ``name`` compiled, on the current device and stream; arguments by their names."""
-    call = functools.partial(_compiled(name, function)[grid], num_warps=num_warps, enable_fp_fusion=True)
+    options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": True}
+    call = functools.partial(_compiled(name, function)[grid], **options)
     if triton.knobs.runtime.interpret:  # then Triton's own library is that of the interpreter
         with mode(interpret=False):
             call(**arguments)

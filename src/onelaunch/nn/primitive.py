@@ -59,7 +59,7 @@ def assemble(call: Call, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) 
     for role, arrays in (("in", inputs), ("out", outputs)):
         for name, a in arrays.items():
             arguments[name] = None if a is None else Param(name, np.dtype(a.dtype), tuple(a.shape), role)
-    return text.entry(call.family, call.function, arguments, call.grid, call.warps)
+    return text.entry(call.family, call.function, arguments, call.grid, call.warps, call.stages)
 
 
 def front(array: jax.Array, dim: int | None, size: int, whole: bool = True) -> jax.Array:

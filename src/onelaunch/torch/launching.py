@@ -58,7 +58,7 @@ def launch(call: Call, inputs: Tensors, outputs: Tensors) -> None:
         return
     pointers = {k: None if t is None else _bytes(t.detach()) for k, t in given.items()}
     with torch.cuda.device(some.device):
-        text.run(call.family, call.function, call.grid, call.warps, {**pointers, **call.numbers})
+        text.run(call.family, call.function, call.grid, call.warps, {**pointers, **call.numbers}, call.stages)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ def _interpret(call: Call, inputs: Tensors, outputs: Tensors) -> None:
     for name, value in flat.items():
         role = "out" if name in outputs else "in"
         arguments[name] = None if value is None else Param(name, _array(value).dtype, (value.numel(),), role)
-    kernel = text.entry(call.family, call.function, arguments, call.grid, call.warps)
+    kernel = text.entry(call.family, call.function, arguments, call.grid, call.warps, call.stages)
     arrays: list[np.ndarray] = []
     aliases: dict[int, int] = {}
     results = [p.name for p in kernel.params if p.role == "out"]
