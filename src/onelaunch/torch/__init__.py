@@ -1,7 +1,8 @@
 """The row kernels for PyTorch: names and signatures as in torch.nn.functional and torch.nn."""
 
-from onelaunch.torch.cross_entropy import CrossEntropyOutput, cross_entropy
+from onelaunch.torch.cross_entropy import cross_entropy
 from onelaunch.torch.modules import CrossEntropyLoss, LogSoftmax, Softmax
+from onelaunch.torch.reducing import CrossEntropyOutput
 from onelaunch.torch.softmax import log_softmax, logsumexp, softmax
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,19 +10,10 @@ from torch import Tensor
 from onelaunch.errors import OptionError
 from onelaunch.kernels.calls import Loss
 from onelaunch.torch import reference
-from onelaunch.torch.cross_entropy_ops import fused, loss_op, may_overwrite, rescaled, rows_op
+from onelaunch.torch.cross_entropy_ops import evaluate, loss_op, may_overwrite, rescaled, rows_op
 from onelaunch.torch.launching import transformed
+from onelaunch.torch.reducing import CrossEntropyOutput, Reduction, Returned, factors, finish, legacy, reduced
 from onelaunch.torch.softmax import FLOATS, refuse_twice
-
-
-class CrossEntropyOutput(NamedTuple):
-    """The loss, with whatever else was asked for (None otherwise). lse and z_loss are differentiable."""
-
-    loss: Tensor
-    lse: Tensor | None = None
-    z_loss: Tensor | None = None
-    predicted_tokens: Tensor | None = None
-    token_accuracy: Tensor | None = None
 
 
 def cross_entropy(
@@ -53,71 +44,42 @@ def cross_entropy(
     PyTorch's own operations, as do torch.func's gradients. Second derivatives raise RuntimeError. Raises OptionError,
     TypeError or ValueError.
     """
-    reduction = _legacy(size_average, reduce, reduction)
     axis = 0 if input.ndim == 1 else 1
     soft = target.is_floating_point()
-    _check(input, target, weight, axis, soft, reduction, num_items, empty_mean, label_smoothing, inplace)
-    if soft:
-        ignore_index = -1
-    options = Loss(ignore_index, float(label_smoothing), float(lse_square_scale), float(logit_scale),
+    how = Reduction(legacy(size_average, reduce, reduction), num_items, empty_mean)
+    how.check(label_smoothing)
+    _check(input, target, weight, axis, soft, inplace)
+    options = Loss(-1 if soft else ignore_index, float(label_smoothing), float(lse_square_scale), float(logit_scale),
                    None if softcap is None else float(softcap), soft)  # fmt: skip
-    argmax = return_predicted_tokens or return_token_accuracy
-    factor, zfactor = _factors(input, target, weight, axis, options, reduction, num_items, empty_mean)
-    whole = reduction != "none" and not (return_lse or return_z_loss) and input.dtype != torch.float16
-    if grad_in_forward is not None or inplace:
-        whole = bool(grad_in_forward or inplace)
+    wanted = Returned(return_lse, return_z_loss, return_predicted_tokens, return_token_accuracy)
+    kind = reference.wide(input.dtype)
+    factor, zfactor = factors(target, input.shape[axis], weight, options, how, kind)
     shape = [n for i, n in enumerate(input.shape) if i != axis]
-    output = CrossEntropyOutput(input)
     if target.requires_grad or input.numel() == 0 or (input.requires_grad and transformed()):
         losses, lse, best = _by_reference(input, axis, target, weight, options)
-    elif torch.is_grad_enabled() and input.requires_grad and whole:
-        # One launch gives loss and gradient.
-        if reduction == "none" or return_lse or return_z_loss:
-            raise OptionError("grad_in_forward and inplace need reduction mean or sum, and neither lse nor z_loss")
-        output = _whole(input, axis, target, weight, factor, zfactor, options, argmax, inplace)
-        return _finish(output, target, axis, options, shape, return_predicted_tokens, return_token_accuracy)
+    elif torch.is_grad_enabled() and input.requires_grad and _at_once(input, how, wanted, grad_in_forward, inplace):
+        output = _whole(input, axis, target, weight, factor, zfactor, options, wanted.best, inplace)
+        return finish(output, target, axis, options, shape, wanted)
     else:
         losses, lse, _, best = rows_op(
-            input, axis, target, weight, return_lse, argmax,
-            ignore_index, options.smooth, 0.0, options.scale, options.cap, soft,
+            input, axis, target, weight, return_lse, wanted.best,
+            options.ignore, options.smooth, 0.0, options.scale, options.cap, soft,
         )  # fmt: skip
-    z = None
-    losses = losses * factor
-    if lse_square_scale or return_z_loss:
-        valid = _valid(target, axis, options)
-        z = torch.where(valid, lse, 0.0) ** 2 * (lse_square_scale * zfactor)
-        losses = losses + z
-    if reduction == "none":
-        losses, z = losses.reshape(shape), None if z is None else z.reshape(shape)
-    else:
-        losses, z = losses.sum(), None if z is None else z.sum()
-    output = CrossEntropyOutput(
-        losses, lse.reshape(shape) if return_lse else None, z if return_z_loss else None, best if argmax else None
-    )
-    return _finish(output, target, axis, options, shape, return_predicted_tokens, return_token_accuracy)
+    output = reduced(losses, lse, best, target, options, factor, zfactor, how, shape, wanted)
+    return finish(output, target, axis, options, shape, wanted)
 
 
-def _legacy(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """PyTorch's two old arguments as the new one."""
-    if size_average is None and reduce is None:
-        return reduction
-    if reduce is False:
-        return "none"
-    return "sum" if size_average is False else "mean"
+def _at_once(x: Tensor, how: Reduction, wanted: Returned, asked: bool | None, inplace: bool) -> bool:
+    """Whether one launch gives loss and gradient; OptionError where it was asked for and can't."""
+    able = how.kind != "none" and not (wanted.lse or wanted.z_loss)
+    if asked is None and not inplace:
+        return able and x.dtype != torch.float16
+    if (asked or inplace) and not able:
+        raise OptionError("grad_in_forward and inplace need reduction mean or sum, and neither lse nor z_loss")
+    return bool(asked or inplace)
 
 
-def _check(
-    x: Tensor, target: Tensor, weight: Tensor | None, axis: int, soft: bool, reduction: str, num_items: Any,
-    empty_mean: str, smoothing: float, inplace: bool,
-) -> None:  # fmt: skip
-    if reduction not in ("none", "mean", "sum"):
-        raise OptionError(f"reduction is 'none', 'mean' or 'sum', not {reduction!r}")
-    if empty_mean not in ("zero", "nan"):
-        raise OptionError(f"empty_mean is 'zero' or 'nan', not {empty_mean!r}")
-    if num_items is not None and reduction == "none":
-        raise OptionError("num_items needs reduction mean or sum")
-    if not 0.0 <= smoothing <= 1.0:
-        raise OptionError(f"label_smoothing is between 0 and 1, not {smoothing}")
+def _check(x: Tensor, target: Tensor, weight: Tensor | None, axis: int, soft: bool, inplace: bool) -> None:
     if x.dtype not in FLOATS:
         raise TypeError(f"logits are {', '.join(map(str, FLOATS))}, not {x.dtype}")
     if not soft and target.dtype not in (torch.int32, torch.int64):
@@ -133,49 +95,6 @@ def _check(
         raise ValueError("inplace would overwrite a leaf that requires a gradient")
     if inplace and any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride())):
         raise ValueError("inplace would write several gradients to one place of expanded logits")
-
-
-def _valid(target: Tensor, axis: int, options: Loss) -> Tensor:
-    if options.soft:
-        return torch.ones((), dtype=torch.bool, device=target.device)
-    return target.reshape(-1) != options.ignore
-
-
-def _factors(
-    x: Tensor, target: Tensor, weight: Tensor | None, axis: int, options: Loss, reduction: str, num_items: Any,
-    empty_mean: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What multiplies a row's loss and its z-loss: 0-d tensors, made on the device."""
-    kind = reference.wide(x.dtype)
-    if num_items is not None:
-        if isinstance(num_items, Tensor):
-            factor = _inverse(num_items.detach().reshape(()).to(x.device, kind), empty_mean)
-        else:
-            factor = torch.full((), 1.0 / num_items if num_items else _empty(empty_mean), dtype=kind, device=x.device)
-        return factor, factor
-    if reduction != "mean":
-        one = torch.ones((), dtype=kind, device=x.device)
-        return one, one
-    if options.soft:
-        rows = x.numel() // max(x.shape[axis], 1)
-        factor = torch.full((), 1.0 / rows if rows else _empty(empty_mean), dtype=kind, device=x.device)
-        return factor, factor
-    valid = target != options.ignore
-    number = _inverse(valid.sum().to(kind), empty_mean)
-    if weight is None:
-        return number, number
-    classes = x.shape[axis]
-    inside = valid & (target >= 0) & (target < classes)
-    weights = torch.where(inside, weight.to(kind)[torch.where(inside, target, 0).long()], 0.0)
-    return _inverse(weights.sum(), empty_mean), number
-
-
-def _empty(empty_mean: str) -> float:
-    return 0.0 if empty_mean == "zero" else float("nan")
-
-
-def _inverse(total: Tensor, empty_mean: str) -> Tensor:
-    return torch.where(total == 0, _empty(empty_mean), 1.0 / total).to(total.dtype)
 
 
 def _whole(
@@ -209,21 +128,6 @@ def _by_reference(
     return loss, lse, rows.z.detach().argmax(1)
 
 
-def _finish(
-    output: CrossEntropyOutput, target: Tensor, axis: int, options: Loss, shape: list[int], tokens: bool, accuracy: bool
-) -> Any:
-    """The loss alone where nothing else was asked for; shapes and accuracy of the predictions."""
-    best = output.predicted_tokens
-    mean = None
-    if accuracy and best is not None:
-        label = (target.argmax(axis) if options.soft else target).reshape(-1)
-        valid = torch.ones_like(label, dtype=torch.bool) if options.soft else label != options.ignore
-        mean = ((best == label) & valid).sum().float() / valid.sum().clamp(min=1)
-    best = best.reshape(shape) if tokens and best is not None else None
-    output = output._replace(predicted_tokens=best, token_accuracy=mean)
-    return output.loss if all(t is None for t in output[1:]) else output
-
-
 class _InPlace(torch.autograd.Function):
     """The gradient in the logits' memory; PyTorch is told, so that whoever needs the logits gets an error.
 
@@ -233,7 +137,7 @@ class _InPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor,
                 zfactor: Tensor, options: Loss, best: Tensor | None, loss: Tensor) -> Tensor:  # fmt: skip
-        loss.copy_(fused(x, axis, target, weight, factor, zfactor, options, best, x))
+        loss.copy_(evaluate(x, axis, target, weight, factor, zfactor, options, False, best, x)[0].sum())
         ctx.mark_dirty(x)
         return x
 

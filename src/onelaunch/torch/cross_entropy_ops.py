@@ -34,11 +34,36 @@ def _count(x: Tensor, axis: int) -> int:
     return x.numel() // x.shape[axis]
 
 
-def _forward(
+def evaluate(
     x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor | None, zfactor: Tensor | None,
     options: Loss, every: bool, best: Tensor | None, grad: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Launch: losses, lse, mass of all rows; fills ``best`` and ``grad`` where given."""
+    """Losses, lse, mass of all rows; fills ``best`` and ``grad`` (which may be ``x``) where given.
+
+    factor, zfactor: one number, or one for each row. ``every`` makes lse of ignored rows too.
+    """
+    if by_kernel(x):
+        return _launch(x, axis, target, weight, factor, zfactor, options, every, best, grad)
+    rows = reference.Rows(_rows(x, axis), _flat(target, axis, options.soft), weight, options)
+    loss, lse, mass = rows.losses()
+    scale = torch.ones_like(loss) if factor is None else factor.expand_as(loss)
+    loss, push = loss * scale, mass * scale
+    if options.zscale and zfactor is not None:
+        valid = torch.ones_like(loss, dtype=torch.bool) if rows.valid is None else rows.valid
+        square = torch.where(valid, zfactor * options.zscale, 0.0)
+        loss = loss + torch.where(valid, square * lse * lse, 0.0)
+        push = push + torch.where(valid, 2 * square * lse, 0.0)
+    if best is not None:
+        best.copy_(rows.z.argmax(1))
+    if grad is not None:
+        grad.copy_(_unrows(rows.gradient(push, scale), x, axis))
+    return loss, lse, mass
+
+
+def _launch(
+    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor | None, zfactor: Tensor | None,
+    options: Loss, every: bool, best: Tensor | None, grad: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     kind = reference.wide(x.dtype)
     loss, lse, mass = (torch.empty(_count(x, axis), dtype=kind, device=x.device) for _ in range(3))
     probabilities = target if options.soft else None
@@ -57,26 +82,6 @@ def _dense(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.contiguous()
 
 
-def fused(
-    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor, zfactor: Tensor, options: Loss,
-    best: Tensor | None, grad: Tensor,
-) -> Tensor:  # fmt: skip
-    """The summed loss; the gradient goes to ``grad``, which may be ``x``."""
-    if by_kernel(x):
-        return _forward(x, axis, target, weight, factor, zfactor, options, False, best, grad)[0].sum()
-    rows = reference.Rows(_rows(x, axis), _flat(target, axis, options.soft), weight, options)
-    loss, lse, mass = rows.losses()
-    valid = torch.ones_like(loss, dtype=torch.bool) if rows.valid is None else rows.valid
-    zfactor = torch.where(valid, zfactor * options.zscale, 0.0)
-    loss = loss * factor + torch.where(valid, zfactor * lse * lse, 0.0) if options.zscale else loss * factor
-    push = mass * factor + torch.where(valid, 2 * zfactor * lse, 0.0) if options.zscale else mass * factor
-    d = rows.gradient(push, factor.expand_as(push))
-    if best is not None:
-        best.copy_(rows.z.argmax(1))
-    grad.copy_(_unrows(d, x, axis))
-    return loss.sum()
-
-
 def _unrows(d: Tensor, x: Tensor, axis: int) -> Tensor:
     return d.reshape(x.movedim(axis, -1).shape).movedim(-1, axis)
 
@@ -89,8 +94,10 @@ def loss_op(
     grad = torch.empty_like(x)
     best = torch.empty(_count(x, axis) if want_best else 0, dtype=torch.int64, device=x.device)
     options = Loss(ignore, smooth, zscale, scale, cap, soft)
-    loss = fused(x, axis, target, weight, factor, zfactor, options, best if want_best else None, grad)
-    return loss, grad, best
+    losses, _, _ = evaluate(
+        x, axis, target, weight, factor, zfactor, options, False, best if want_best else None, grad
+    )  # fmt: skip
+    return losses.sum(), grad, best
 
 
 @torch.library.custom_op("onelaunch::cross_entropy_rows", mutates_args=())
@@ -100,10 +107,8 @@ def rows_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     options = Loss(ignore, smooth, 0.0, scale, cap, soft)
     best = torch.empty(_count(x, axis) if want_best else 0, dtype=torch.int64, device=x.device)
-    if by_kernel(x):
-        return (*_forward(x, axis, target, weight, None, None, options, every, best if want_best else None, None), best)
-    rows = reference.Rows(_rows(x, axis), _flat(target, axis, soft), weight, options)
-    return (*rows.losses(), rows.z.argmax(1) if want_best else best)
+    rows = evaluate(x, axis, target, weight, None, None, options, every, best if want_best else None, None)
+    return (*rows, best)
 
 
 @torch.library.custom_op("onelaunch::cross_entropy_rows_backward", mutates_args=())
@@ -112,19 +117,27 @@ def rows_backward_op(
     extra: Tensor | None, ignore: int, smooth: float, scale: float, cap: float | None, soft: bool,
 ) -> Tensor:  # fmt: skip
     options = Loss(ignore, smooth, 0.0, scale, cap, soft)
-    dx = torch.empty_like(x)
+    return backward(x, axis, target, weight, lse, mass, up, extra, options, torch.empty_like(x))
+
+
+def backward(
+    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, lse: Tensor, mass: Tensor, up: Tensor,
+    extra: Tensor | None, options: Loss, dx: Tensor,
+) -> Tensor:  # fmt: skip
+    """Fill ``dx``, which may be ``x``, from upstream gradients of losses (``up``) and lse (``extra``)."""
     kind = reference.wide(x.dtype)
     if not by_kernel(x):
-        rows = reference.Rows(_rows(x, axis), _flat(target, axis, soft), weight, options)
+        rows = reference.Rows(_rows(x, axis), _flat(target, axis, options.soft), weight, options)
         up = up.to(kind).expand_as(mass)
         push = torch.where(mass == 0, 0.0, mass * up)
         push = push if extra is None else push + extra
         return dx.copy_(_unrows(rows.gradient(push, up), x, axis))
-    rows_, (x_, t_, _) = rows_of(axis, x.shape, (x, target if soft else None, dx))
+    rows_, (x_, t_, _) = rows_of(axis, x.shape, (x, target if options.soft else None, dx))
     up, us = _spread(up)
     extra, es = (None, 0) if extra is None else _spread(extra)
     call = calls.cross_entropy_backward(rows_, options, kind == torch.float64, us, es)
-    given = {"x": x_, "target": t_ if soft else target.contiguous(), "weight": _dense(weight), "lse": lse.contiguous()}
+    labels = t_ if options.soft else target.contiguous()
+    given = {"x": x_, "target": labels, "weight": _dense(weight), "lse": lse.contiguous()}
     launch(call, given | {"mass": mass.contiguous(), "up": up, "extra": extra}, {"grad": dx})
     return dx
 
