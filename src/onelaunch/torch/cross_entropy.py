@@ -56,7 +56,7 @@ def cross_entropy(
     factor, zfactor = factors(target, input.shape[axis], weight, options, how, kind)
     shape = [n for i, n in enumerate(input.shape) if i != axis]
     if target.requires_grad or input.numel() == 0 or (input.requires_grad and transformed()):
-        losses, lse, best = _by_reference(input, axis, target, weight, options)
+        losses, lse, best = by_reference(input, axis, target, weight, options)
     elif torch.is_grad_enabled() and input.requires_grad and _at_once(input, how, wanted, grad_in_forward, inplace):
         output = _whole(input, axis, target, weight, factor, zfactor, options, wanted.best, inplace)
         return finish(output, target, axis, options, shape, wanted)
@@ -114,7 +114,7 @@ def _whole(
     return CrossEntropyOutput(loss, predicted_tokens=best if argmax else None)
 
 
-def _by_reference(
+def by_reference(
     x: Tensor, axis: int, target: Tensor, weight: Tensor | None, options: Loss
 ) -> tuple[Tensor, Tensor, Tensor]:
     """PyTorch's own operations, which have every derivative."""
@@ -137,7 +137,7 @@ class _InPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor,
                 zfactor: Tensor, options: Loss, best: Tensor | None, loss: Tensor) -> Tensor:  # fmt: skip
-        loss.copy_(evaluate(x, axis, target, weight, factor, zfactor, options, False, best, x)[0].sum())
+        loss.copy_(evaluate(x, axis, target, weight, factor, zfactor, options, best is not None, best, x)[0].sum())
         ctx.mark_dirty(x)
         return x
 

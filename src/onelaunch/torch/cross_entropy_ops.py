@@ -47,9 +47,9 @@ def evaluate(
     rows = reference.Rows(_rows(x, axis), _flat(target, axis, options.soft), weight, options)
     loss, lse, mass = rows.losses()
     scale = torch.ones_like(loss) if factor is None else factor.expand_as(loss)
-    loss, push = loss * scale, mass * scale
+    valid = torch.ones_like(loss, dtype=torch.bool) if rows.valid is None else rows.valid
+    loss, push = loss * scale, torch.where(valid, mass * scale, 0.0)
     if options.zscale and zfactor is not None:
-        valid = torch.ones_like(loss, dtype=torch.bool) if rows.valid is None else rows.valid
         square = torch.where(valid, zfactor * options.zscale, 0.0)
         loss = loss + torch.where(valid, square * lse * lse, 0.0)
         push = push + torch.where(valid, 2 * square * lse, 0.0)
@@ -95,7 +95,7 @@ def loss_op(
     best = torch.empty(_count(x, axis) if want_best else 0, dtype=torch.int64, device=x.device)
     options = Loss(ignore, smooth, zscale, scale, cap, soft)
     losses, _, _ = evaluate(
-        x, axis, target, weight, factor, zfactor, options, False, best if want_best else None, grad
+        x, axis, target, weight, factor, zfactor, options, want_best, best if want_best else None, grad
     )  # fmt: skip
     return losses.sum(), grad, best
 

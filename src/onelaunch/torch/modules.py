@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.torch.cross_entropy import cross_entropy
+from onelaunch.torch.linear import linear_cross_entropy
 from onelaunch.torch.softmax import log_softmax, softmax
 
 
@@ -48,3 +49,19 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
             input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction,
             label_smoothing=self.label_smoothing, num_items=num_items, **self.options,
         )  # fmt: skip
+
+
+class LinearCrossEntropyLoss(nn.Linear):
+    """``torch.nn.Linear`` whose forward takes labels too and gives the loss: ``linear_cross_entropy``.
+
+    in_features, out_features (classes), bias, device, dtype as for Linear, and so its state; ``options`` are the
+    function's keywords. To share an embedding's weight, assign ``loss.weight = embedding.weight``.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False, device: Any = None, dtype: Any = None,
+                 **options: Any):  # fmt: skip
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.options = options
+
+    def forward(self, input: Tensor, target: Tensor, num_items: torch.Tensor | float | None = None) -> Any:  # type: ignore[override]
+        return linear_cross_entropy(input, self.weight, target, self.bias, num_items=num_items, **self.options)

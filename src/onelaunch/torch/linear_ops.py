@@ -1,0 +1,265 @@
+"""The operators behind linear_cross_entropy, registered with torch.library: fake, autograd and vmap.
+
+Both walk over chunks of tokens: a product makes the chunk's logits, the kernel its losses. ``linear_loss_op`` has the
+kernel leave the gradient in the logits' place, and two more products make of it the gradients of hidden states and
+weight: three products a chunk. ``linear_rows_op`` gives the losses of rows alone; its gradient makes the logits again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onelaunch.kernels.calls import Loss
+from onelaunch.torch import reference
+from onelaunch.torch.cross_entropy_ops import backward, evaluate, may_overwrite, one_by_one, rescaled
+from onelaunch.torch.products import accumulate, chunks, product
+from onelaunch.torch.softmax import refuse_twice
+
+# hidden (tokens, features), weight (classes, features), bias (classes) or None; ``kind`` is the dtype of logits and
+# products. The last arguments of every operator: ignore, smooth, zscale, scale, cap, soft.
+
+
+class Head(NamedTuple):
+    """The projection in the dtype of its products."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None, kind: torch.dtype) -> Head:
+        return cls(weight.detach().to(kind), None if bias is None else bias.detach().to(kind))
+
+    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
+        if self.bias is None:
+            return torch.mm(hidden, self.weight.t(), out=out)
+        return torch.addmm(self.bias, hidden, self.weight.t(), out=out)
+
+
+class Gradients:
+    """Gradients of hidden states, weight and bias, of those that are needed: filled chunk by chunk."""
+
+    def __init__(self, hidden: Tensor, head: Head, needs: tuple[bool, bool, bool], dtypes: tuple[torch.dtype, ...],
+                 accum: torch.dtype, several: bool):  # fmt: skip
+        self.head, self.needs, self.dtypes = head, needs, dtypes
+        # One chunk needs no accumulation: the product itself sums in f32.
+        self.accum = accum if several else dtypes[1]
+        self.hidden = hidden.new_empty(hidden.shape if needs[0] else 0, dtype=dtypes[0])
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    def add(self, part: slice, hidden: Tensor, g: Tensor) -> None:
+        """``g`` is the gradient of the logits of the tokens ``part``, in the products' dtype."""
+        if self.needs[0]:
+            product(g, self.head.weight, self.dtypes[0], out=self.hidden[part])
+        if self.needs[1] and self.weight is None:
+            self.weight = product(g.t(), hidden, self.accum)
+        elif self.weight is not None:
+            accumulate(self.weight, g.t(), hidden)
+        if self.needs[2]:
+            total = g.sum(0, dtype=reference.wide(g.dtype))
+            self.bias = total if self.bias is None else self.bias.add_(total)
+
+    def result(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All three; empty where not needed, zero where there were no tokens."""
+        found = [self.hidden]
+        for grad, need, dtype, like in zip(
+            (self.weight, self.bias), self.needs[1:], self.dtypes[1:], (self.head.weight, self.head.bias)
+        ):
+            if grad is None:
+                grad = self.hidden.new_zeros(like.shape if need and like is not None else 0)
+            found.append(grad.to(dtype))
+        return found[0], found[1], found[2]
+
+
+@torch.library.custom_op("onelaunch::linear_cross_entropy", mutates_args=())
+def linear_loss_op(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, factor: Tensor,
+    zfactor: Tensor, need_hidden: bool, need_weight: bool, need_bias: bool, kind: torch.dtype, accum: torch.dtype,
+    chunk: int | None, want_best: bool,
+    ignore: int, smooth: float, zscale: float, scale: float, cap: float | None, soft: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Summed loss; gradients of hidden, weight and bias (empty where not needed); the largest logits' places."""
+    options = Loss(ignore, smooth, zscale, scale, cap, soft)
+    needs = (need_hidden, need_weight, need_bias)
+    parts = chunks(hidden.shape[0], chunk)
+    head = Head.of(weight, bias, kind)
+    grads = Gradients(hidden, head, needs, _kept(hidden, weight, bias), accum, len(parts) > 1)
+    best = torch.empty(hidden.shape[0] if want_best else 0, dtype=torch.int64, device=hidden.device)
+    total = factor.new_zeros(())
+    z = buffer = _buffer(parts, head)
+    for part in parts:
+        some = hidden[part].to(kind)
+        z = head.logits(some, buffer[: some.shape[0]])
+        loss, _, _ = evaluate(
+            z, 1, target[part], class_weight, factor, zfactor, options, want_best, best[part] if want_best else None, z
+        )  # fmt: skip
+        total += loss.sum()
+        grads.add(part, some, z)
+    del buffer, z  # before the result needs memory
+    return (total, *grads.result(), best)
+
+
+def _kept(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """Dtypes in which gradients wait for the upstream one: f16 sums over tokens may leave its range until scaled."""
+    wide = [torch.float32 if t.dtype == torch.float16 else t.dtype for t in (weight, weight if bias is None else bias)]
+    return hidden.dtype, wide[0], wide[1]
+
+
+def _buffer(parts: list[slice], head: Head) -> Tensor:
+    """Memory for the logits of the longest chunk."""
+    rows = max((p.stop - p.start for p in parts), default=0)
+    return torch.empty(rows, head.weight.shape[0], dtype=head.weight.dtype, device=head.weight.device)
+
+
+@torch.library.custom_op("onelaunch::linear_cross_entropy_rows", mutates_args=())
+def linear_rows_op(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, every: bool,
+    want_best: bool, kind: torch.dtype, accum: torch.dtype, chunk: int | None,
+    ignore: int, smooth: float, zscale: float, scale: float, cap: float | None, soft: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Loss, lse, mass and place of the largest logit of every token."""
+    options = Loss(ignore, smooth, 0.0, scale, cap, soft)
+    parts = chunks(hidden.shape[0], chunk)
+    head = Head.of(weight, bias, kind)
+    best = torch.empty(hidden.shape[0] if want_best else 0, dtype=torch.int64, device=hidden.device)
+    z = buffer = _buffer(parts, head)
+    rows = []
+    for part in parts:
+        some = hidden[part].to(kind)
+        z = head.logits(some, buffer[: some.shape[0]])
+        rows.append(
+            evaluate(
+                z, 1, target[part], class_weight, None, None, options, every, best[part] if want_best else None, None
+            )
+        )
+    if not rows:
+        loss, lse, mass = (hidden.new_empty(0, dtype=reference.wide(kind)) for _ in range(3))
+    else:
+        loss, lse, mass = (torch.cat(column) for column in zip(*rows))
+    return loss, lse, mass, best
+
+
+@torch.library.custom_op("onelaunch::linear_cross_entropy_rows_backward", mutates_args=())
+def linear_rows_backward_op(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, lse: Tensor,
+    mass: Tensor, up: Tensor, extra: Tensor | None, need_hidden: bool, need_weight: bool, need_bias: bool,
+    kind: torch.dtype, accum: torch.dtype, chunk: int | None,
+    ignore: int, smooth: float, scale: float, cap: float | None, soft: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of hidden, weight and bias; each token's upstream gradients are folded in before the products."""
+    options = Loss(ignore, smooth, 0.0, scale, cap, soft)
+    needs = (need_hidden, need_weight, need_bias)
+    parts = chunks(hidden.shape[0], chunk)
+    head = Head.of(weight, bias, kind)
+    dtypes = (hidden.dtype, weight.dtype, (weight if bias is None else bias).dtype)
+    grads = Gradients(hidden, head, needs, dtypes, accum, len(parts) > 1)
+    z = buffer = _buffer(parts, head)
+    up = up.expand_as(lse)
+    for part in parts:
+        some = hidden[part].to(kind)
+        z = head.logits(some, buffer[: some.shape[0]])
+        more = None if extra is None else extra.expand_as(lse)[part]
+        grads.add(
+            part, some, backward(z, 1, target[part], class_weight, lse[part], mass[part], up[part], more, options, z)
+        )
+    del buffer, z  # before the result needs memory
+    return grads.result()
+
+
+# --- fakes -------------------------------------------------------------------------------------------------
+
+
+def _fake_gradients(tensors: tuple[Tensor, Tensor, Tensor | None], needs: tuple[bool, ...], dtypes: Any) -> Any:
+    hidden = tensors[0]
+    return tuple(
+        hidden.new_empty(t.shape if need and t is not None else 0, dtype=dtype)
+        for t, need, dtype in zip(tensors, needs, dtypes)
+    )
+
+
+@linear_loss_op.register_fake
+def _(
+    hidden: Tensor, weight: Tensor, bias: Any, target: Any, class_weight: Any, factor: Any, zfactor: Any,
+    need_hidden: bool, need_weight: bool, need_bias: bool, kind: torch.dtype, accum: Any, chunk: Any, want_best: bool,
+    *_: Any,
+) -> Any:  # fmt: skip
+    grads = _fake_gradients((hidden, weight, bias), (need_hidden, need_weight, need_bias), _kept(hidden, weight, bias))
+    best = hidden.new_empty(hidden.shape[0] if want_best else 0, dtype=torch.int64)
+    return (hidden.new_empty((), dtype=reference.wide(kind)), *grads, best)
+
+
+@linear_rows_op.register_fake
+def _(
+    hidden: Tensor, weight: Any, bias: Any, target: Any, class_weight: Any, every: Any, want_best: bool,
+    kind: torch.dtype, *_: Any,
+) -> Any:  # fmt: skip
+    n = hidden.shape[0]
+    rows = [hidden.new_empty(n, dtype=reference.wide(kind)) for _ in range(3)]
+    return (*rows, hidden.new_empty(n if want_best else 0, dtype=torch.int64))
+
+
+@linear_rows_backward_op.register_fake
+def _(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, class_weight: Any, lse: Any, mass: Any, up: Any,
+    extra: Any, need_hidden: bool, need_weight: bool, need_bias: bool, *_: Any,
+) -> Any:  # fmt: skip
+    dtypes = (hidden.dtype, weight.dtype, (weight if bias is None else bias).dtype)
+    return _fake_gradients((hidden, weight, bias), (need_hidden, need_weight, need_bias), dtypes)
+
+
+# --- derivatives -------------------------------------------------------------------------------------------
+
+
+def _save_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.needs, ctx.count = inputs[7:10], len(inputs)
+    ctx.dtypes = [None if t is None else t.dtype for t in inputs[:3]]
+    ctx.save_for_backward(*output[1:4])
+
+
+def _loss_backward(ctx: Any, g: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+    if any(t is not None for t in others):
+        refuse_twice(ctx)
+    found: list[Tensor | None] = [None] * ctx.count
+    if g is None:
+        return tuple(found)
+    for i, (grad, need, dtype) in enumerate(zip(ctx.saved_tensors, ctx.needs, ctx.dtypes)):
+        if need:
+            found[i] = _scaled(grad, g).to(dtype)
+    return tuple(found)
+
+
+def _scaled(grad: Tensor, g: Tensor) -> Tensor:
+    if may_overwrite(grad, g):
+        return rescaled(grad, g)
+    # A loss scale may be larger than any f16.
+    return grad.float() * g if grad.dtype == torch.float16 else grad * g
+
+
+def _save_rows(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    hidden, weight, bias, target, class_weight, _, _, kind, accum, chunk, ignore, smooth, _, scale, cap, soft = inputs
+    ctx.set_materialize_grads(False)
+    ctx.settings = (kind, accum, chunk, ignore, smooth, scale, cap, soft)
+    ctx.save_for_backward(hidden, weight, bias, target, class_weight, output[1], output[2])
+
+
+def _rows_backward(ctx: Any, up: Tensor | None, extra: Tensor | None, _: Any, __: Any) -> tuple[Tensor | None, ...]:
+    rest = (None,) * 16
+    if up is None and extra is None:
+        return rest
+    *given, lse, mass = ctx.saved_tensors
+    up = lse.new_zeros(1) if up is None else up
+    needs = tuple(ctx.needs_input_grad[:3])
+    grads = linear_rows_backward_op(*given, lse, mass, up, extra, *needs, *ctx.settings)
+    return (*(g if need else None for g, need in zip(grads, needs)), *rest[3:])
+
+
+linear_loss_op.register_autograd(_loss_backward, setup_context=_save_loss)
+linear_rows_op.register_autograd(_rows_backward, setup_context=_save_rows)
+linear_rows_backward_op.register_autograd(refuse_twice, setup_context=lambda ctx, inputs, output: None)
+
+for _op in (linear_loss_op, linear_rows_op, linear_rows_backward_op):
+    _op.register_vmap(one_by_one(_op))
