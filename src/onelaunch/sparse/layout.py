@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import io
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ BLOCKS = (16, 32, 64, 128)
 
 #: Block numbers are int32.
 _MOST = 2**31 - 1
+
+#: The first of the layouts that are equal and alive, by key; it lives as long as any of them.
+_known: weakref.WeakValueDictionary[str, BlockLayout] = weakref.WeakValueDictionary()
 
 
 class BlockLayout:
@@ -42,22 +46,26 @@ class BlockLayout:
         self.block = int(block)
         self.mask = _settled(_host(mask), heads, batch)
         self.mask.flags.writeable = False
+        #: Batch items that have layouts of their own; None where all share one.
+        self.batch: int | None = self.mask.shape[0] if self.mask.ndim == 4 else None
+        #: Heads (1 may stand for any number of them: ``expand``), blocks down, blocks across.
+        self.heads, self.rows, self.columns = (int(n) for n in self.mask.shape[-3:])
+        #: Blocks that are there, in all planes.
+        self.nnz = int(self.mask.sum())
         if self.nnz > _MOST:
             raise ValueError(f"{self.nnz} blocks; block numbers are int32, so there may be {_MOST}")
-        #: What the faces keep for this layout (tables on a device); not part of its value.
-        self.kept: dict[Any, Any] = {}
+        #: A digest of the layout's value.
+        self.key = _digest(self.block, self.mask)
+        self._first = _known.setdefault(self.key, self)
+        #: What the faces keep (tables on a device); equal layouts share it.
+        self.kept: dict[Any, Any] = {} if self._first is self else self._first.kept
+
+    @staticmethod
+    def find(key: str) -> BlockLayout:
+        """The living layout with this key. Raises KeyError where all have been let go."""
+        return _known[key]
 
     # --- sizes -----------------------------------------------------------------------------------------------
-
-    @property
-    def batch(self) -> int | None:
-        """Batch items that have layouts of their own; None where all share one."""
-        return self.mask.shape[0] if self.mask.ndim == 4 else None
-
-    @property
-    def heads(self) -> int:
-        """Heads (1 may stand for any number of them: ``expand``)."""
-        return self.mask.shape[-3]
 
     @property
     def planes(self) -> int:
@@ -65,24 +73,10 @@ class BlockLayout:
         return self.heads * (self.batch or 1)
 
     @property
-    def rows(self) -> int:
-        """Blocks down."""
-        return self.mask.shape[-2]
-
-    @property
-    def columns(self) -> int:
-        """Blocks across."""
-        return self.mask.shape[-1]
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """Of the dense matrices, in elements: ([batch,] heads, rows · block, columns · block)."""
-        return (*self.mask.shape[:-2], self.rows * self.block, self.columns * self.block)
-
-    @functools.cached_property
-    def nnz(self) -> int:
-        """Blocks that are there, in all planes."""
-        return int(self.mask.sum())
+        lead = () if self.batch is None else (self.batch,)
+        return (*lead, self.heads, self.rows * self.block, self.columns * self.block)
 
     @property
     def density(self) -> float:
@@ -180,12 +174,6 @@ class BlockLayout:
 
     # --- identity --------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def key(self) -> str:
-        """A digest of the layout's value."""
-        head = repr((self.block, self.mask.shape)).encode()
-        return hashlib.blake2b(head + np.packbits(self.mask).tobytes(), digest_size=16).hexdigest()
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BlockLayout) and self.key == other.key
 
@@ -240,6 +228,11 @@ def _host(mask: Any) -> np.ndarray:
             raise TypeError(f"a block mask is bool or 0 and 1, not {array.dtype} with other values")
         array = array.astype(bool)
     return array
+
+
+def _digest(block: int, mask: np.ndarray) -> str:
+    head = repr((block, mask.shape)).encode()
+    return hashlib.blake2b(head + np.packbits(mask).tobytes(), digest_size=16).hexdigest()
 
 
 def _settled(mask: np.ndarray, heads: int | None, batch: int | None) -> np.ndarray:
