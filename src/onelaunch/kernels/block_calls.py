@@ -18,6 +18,9 @@ SINGLE = 16384
 #: Elements of a program's tile where lines are short.
 TILE = 4096
 
+#: Whether a line may be in two tiles, of a half and a quarter of the next power of two.
+FINE = True
+
 #: Tiles of J, J / 2, J / 4 and J / 8 blocks.
 LEVELS = 4
 
@@ -123,5 +126,6 @@ def _call(function: str, layout: BlockLayout, items: int, numbers: dict[str, Any
     numbers |= {"B": layout.block, "ROWS": tile.rows, "J": tile.blocks}
     if levels:
         numbers |= {"LEVELS": min(LEVELS, tile.blocks.bit_length()), "LOOP": layout.longest_row > tile.blocks}
+        numbers |= {"FINE": FINE}
     programs = layout.planes * layout.rows * items * (layout.block // tile.rows)
     return Call("block_softmax", function, numbers, (programs,), tile.warps)
