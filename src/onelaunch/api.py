@@ -114,7 +114,7 @@ class fuse:
 
     Args:
       fun: the function; pytrees in and out.
-      static_argnums, static_argnames, donate_argnums: as in ``jax.jit``.
+      static_argnums, static_argnames, donate_argnums, donate_argnames: as in ``jax.jit``.
       fallback: "xla" (default), or "error" to raise FusionError, with the user's file and line, instead.
 
     With ``ONELAUNCH_INTERPRET=1`` in the environment when ``fuse`` is called, a CPU runs the generated kernel itself,
@@ -134,6 +134,7 @@ class fuse:
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Iterable[str] | None = None,
         donate_argnums: int | Sequence[int] | None = None,
+        donate_argnames: str | Iterable[str] | None = None,
         fallback: str = "xla",
     ):
         if fallback not in FALLBACKS:
@@ -151,7 +152,7 @@ class fuse:
         def inner(*args: Any, **kwargs: Any) -> Any:
             return self._traced(*args, **kwargs)
 
-        self._jitted: Any = jax.jit(inner, donate_argnums=donate_argnums, **static)
+        self._jitted: Any = jax.jit(inner, donate_argnums=donate_argnums, donate_argnames=donate_argnames, **static)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._jitted(*args, **kwargs)
@@ -162,6 +163,8 @@ class fuse:
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
         """Runs while jax.jit traces: the program's jaxpr bound as one primitive."""
+        if compat.jit_is_disabled():
+            return self._plain(*args, **kwargs)
         traced = self._plain.trace(*args, **kwargs)
         closed = traced.jaxpr
         if closed.effects and self.fallback == "xla":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jaxlib
 import jaxlib.gpu_triton
 from jax._src import source_info_util
@@ -34,3 +35,9 @@ def user_where(source_info: Any) -> Where | None:
 def closed_over(traced: Any) -> list[Any]:
     """What a traced function closes over and its jaxpr takes as leading arguments: the values of outer traces."""
     return list(traced._consts)
+
+
+def jit_is_disabled() -> bool:
+    """Whether the user runs everything op by op (``jax.disable_jit``); JAX's types don't list its flags."""
+    config: Any = jax.config
+    return bool(config.jax_disable_jit)

@@ -13,8 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 from jax.interpreters import ad, batching
+from jax.interpreters import partial_eval as pe
 
 from onelaunch.primitive import Program, fused_p
 
@@ -82,7 +84,7 @@ def linearized(program: Program, live: tuple[bool, ...]) -> Linearized:
 
 
 def _linearize(program: Program, live: tuple[bool, ...]) -> Linearized:
-    avals = program.closed.in_avals
+    avals: list[Aval] = program.closed.in_avals
     still = [not there for there in live]
 
     def forward(*args: Any) -> Any:
@@ -92,68 +94,88 @@ def _linearize(program: Program, live: tuple[bool, ...]) -> Linearized:
         return jax.linearize(of_live, *_only(args, live))
 
     traced, (outs, tree) = jax.make_jaxpr(forward, return_shape=True)(*avals)
-    leaves = list(traced.jaxpr.outvars)[len(outs) :]
-    found = _Residuals(traced, len(outs))
-    places = [found.place(v) for v in leaves]
-    kept = found.kept
+    residuals = list(traced.jaxpr.outvars)[len(outs) :]
 
-    def linear(*xs: Any) -> list[Any]:
-        residuals, tangents = xs[: len(found.saved)], xs[len(found.saved) :]
-        fill = [residuals[at] if known is None else known for at, known in places]
-        moved = jax.tree.unflatten(jax.tree.structure(tree), fill)(*tangents)
+    def push(*xs: Any) -> list[Any]:
+        moved = jax.tree.unflatten(jax.tree.structure(tree), xs[: len(residuals)])(*xs[len(residuals) :])
         return [t for t, aval in zip(moved, outs) if jnp.issubdtype(aval.dtype, jnp.inexact)]
 
-    types: list[Aval] = [avals[at] if is_arg else traced.jaxpr.outvars[kept[at]].aval for is_arg, at in found.saved]
     tangents: list[Aval] = [aval.to_tangent_aval() for aval in _only(avals, live)]
-    whole = jax.make_jaxpr(linear)(*types, *tangents)
-    depending = depends(whole.jaxpr, [False] * len(types) + [True] * len(tangents))
-    pruned = _select(whole, [k for k, there in enumerate(depending) if there])
-    smooth = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in outs]
+    whole = jax.make_jaxpr(push)(*(v.aval for v in residuals), *tangents)
+    depending = depends(whole.jaxpr, [False] * len(residuals) + [True] * len(tangents))
+    pruned, used = _prune(whole, depending, [False] * len(residuals) + [True] * len(tangents))
+    found = _Residuals(traced, len(outs), _only(residuals, used[: len(residuals)]))
+
+    def linear(*xs: Any) -> list[Any]:
+        return core.jaxpr_as_fun(pruned)(*found.fill(xs), *xs[len(found.saved) :])
+
+    types: list[Aval] = [avals[at] if is_arg else found.given[at].aval for is_arg, at in found.saved]
+    smooth = [bool(jnp.issubdtype(aval.dtype, jnp.inexact)) for aval in outs]
     moving = tuple(_merge(smooth, depending, [False] * len(outs)))
-    first = program if len(kept) == len(outs) else program.of(_select(traced, kept), "_forward")
-    return Linearized(first, program.of(pruned, "_linear"), tuple(found.saved), moving)
+    first = program
+    if len(found.given) > len(outs):
+        first = program.of(_prune(traced, found.mask(traced))[0], "_forward")
+    second = program.of(jax.make_jaxpr(linear)(*types, *tangents), "_linear")
+    return Linearized(first, second, tuple(found.saved), moving)
 
 
 class _Residuals:
     """Sorts the residuals of a traced forward pass: constants, arguments, results, and what must be given out besides.
 
-    kept: the numbers of the traced results that the forward program gives out; saved: as in Linearized.
+    given: the variables that the forward program gives out, its results first; saved: as in Linearized.
     """
 
-    def __init__(self, traced: core.ClosedJaxpr, results: int):
-        self.jaxpr = traced.jaxpr
-        self.consts = dict(zip(self.jaxpr.constvars, traced.consts))
-        self.args = {v: k for k, v in enumerate(self.jaxpr.invars)}
-        self.kept = list(range(results))
-        self.outs = {v: k for k, v in enumerate(self.jaxpr.outvars[:results]) if not isinstance(v, core.Literal)}
-        self.next = results
+    def __init__(self, traced: core.ClosedJaxpr, results: int, residuals: Sequence[Any]):
+        self.given = list(traced.jaxpr.outvars)[:results]
         self.saved: list[tuple[bool, int]] = []
+        self._known = dict(zip(traced.jaxpr.constvars, traced.consts))
+        self._args = {v: k for k, v in enumerate(traced.jaxpr.invars)}
+        self._outs: dict[Any, int] = {v: k for k, v in enumerate(self.given) if not isinstance(v, core.Literal)}
+        self._places = [self._place(v) for v in residuals]
 
-    def place(self, v: Any) -> tuple[int, Any]:
+    def _place(self, v: Any) -> tuple[int, Any]:
         """A residual's number among those saved, or its value where that is known now."""
-        number, self.next = self.next, self.next + 1
         if isinstance(v, core.Literal):
             aval: Aval = v.aval
-            return -1, jnp.asarray(v.val, aval.dtype)
-        if v in self.consts:
-            return -1, self.consts[v]
-        if v not in self.args and v not in self.outs:
-            self.outs[v] = len(self.kept)
-            self.kept.append(number)
-        at = (True, self.args[v]) if v in self.args else (False, self.outs[v])
+            return -1, np.asarray(v.val, aval.dtype)
+        if v in self._known:
+            return -1, self._known[v]
+        if v not in self._args and v not in self._outs:
+            self._outs[v] = len(self.given)
+            self.given.append(v)
+        at = (True, self._args[v]) if v in self._args else (False, self._outs[v])
         if at not in self.saved:
             self.saved.append(at)
         return self.saved.index(at), None
 
+    def mask(self, traced: core.ClosedJaxpr) -> list[bool]:
+        """Which results of the traced forward pass those given out are (each once)."""
+        left = list(self.given)
+        return [bool(left) and left[0] is v and left.pop(0) is v for v in traced.jaxpr.outvars]
 
-def _select(closed: core.ClosedJaxpr, wanted: Sequence[int]) -> core.ClosedJaxpr:
-    """A jaxpr with only the results of some numbers, in that order."""
+    def fill(self, saved: Sequence[Any]) -> list[Any]:
+        """The residuals in order, from what was saved."""
+        return [saved[at] if known is None else known for at, known in self._places]
 
-    def fun(*args: Any) -> list[Any]:
-        outs = core.jaxpr_as_fun(closed)(*args)
-        return [outs[k] for k in wanted]
 
-    return jax.make_jaxpr(fun)(*closed.in_avals)
+def _prune(
+    closed: core.ClosedJaxpr, wanted: Sequence[bool], kept: bool | Sequence[bool] = True
+) -> tuple[core.ClosedJaxpr, list[bool]]:
+    """A jaxpr with only the wanted results and what they need, and which arguments are left; ``kept`` ones always."""
+    jaxpr, used = pe.dce_jaxpr(closed.jaxpr, list(wanted), kept)
+    return core.ClosedJaxpr(jaxpr, closed.consts), used
+
+
+def _dce(used: list[bool], eqn: core.JaxprEqn) -> tuple[list[bool], core.JaxprEqn | None]:
+    """JAX's elimination of dead code: a program without the results that nobody uses."""
+    if not any(used):
+        return [False] * len(eqn.invars), None
+    if all(used):
+        return [True] * len(eqn.invars), eqn
+    program: Program = eqn.params["program"]
+    less = _memo(program, ("dce", tuple(used)), lambda: program.of(_prune(program.closed, used)[0]))
+    params = {"call_jaxpr": less.closed, "program": less}
+    return [True] * len(eqn.invars), eqn.replace(outvars=_only(eqn.outvars, used), params=params)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call_jaxpr: core.ClosedJaxpr, program: Program) -> Any:
@@ -197,8 +219,7 @@ def _transpose_program(program: Program, free: tuple[bool, ...], cotangents: tup
 
     whole = jax.make_jaxpr(backward)(*known, *_only(cotangents, given))
     depending = depends(whole.jaxpr, [False] * len(known) + [True] * sum(given))
-    pruned = _select(whole, [k for k, there in enumerate(depending) if there])
-    return Transposed(program.of(pruned, "_transposed"), tuple(depending))
+    return Transposed(program.of(_prune(whole, depending)[0], "_transposed"), tuple(depending))
 
 
 def _transpose(cotangents: Sequence[Any], *args: Any, call_jaxpr: core.ClosedJaxpr, program: Program) -> list[Any]:
@@ -231,7 +252,8 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, call_jaxpr: core.ClosedJ
     return outs, [0 if there else None for there in depending]
 
 
-RULES = {"jvp": _jvp, "transpose": _transpose, "batch": _batch}
+RULES = {"jvp": _jvp, "transpose": _transpose, "batch": _batch, "dce": _dce}
 ad.primitive_jvps[fused_p] = _jvp
 ad.primitive_transposes[fused_p] = _transpose
 batching.primitive_batchers[fused_p] = _batch
+pe.dce_rules[fused_p] = _dce

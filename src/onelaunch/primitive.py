@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import mlir
 
-from onelaunch import build, trace
+from onelaunch import build, compat, trace
 from onelaunch.emit.kernel import Kernel
 from onelaunch.errors import BuildError, FusionError, Refusal
 from onelaunch.ir.nodes import Graph, Loop
@@ -152,7 +152,7 @@ def _abstract(*_: Any, call_jaxpr: core.ClosedJaxpr, program: Program) -> Sequen
 
 @fused_p.def_impl
 def _run(*args: Any, call_jaxpr: core.ClosedJaxpr, program: Program) -> Sequence[Any]:
-    return program.jitted(*args)
+    return program.by_xla(*args) if compat.jit_is_disabled() else program.jitted(*args)
 
 
 def _lower(ctx: Any, *args: Any, program: Program, kernel: bool) -> Any:
