@@ -3,6 +3,7 @@
 from onelaunch.torch.cross_entropy import cross_entropy
 from onelaunch.torch.linear import linear_cross_entropy
 from onelaunch.torch.modules import CrossEntropyLoss, LinearCrossEntropyLoss, LogSoftmax, Softmax
+from onelaunch.torch.patch import patch, unpatch
 from onelaunch.torch.reducing import CrossEntropyOutput
 from onelaunch.torch.softmax import log_softmax, logsumexp, softmax
 
@@ -16,5 +17,7 @@ __all__ = [
     "linear_cross_entropy",
     "log_softmax",
     "logsumexp",
+    "patch",
     "softmax",
+    "unpatch",
 ]
