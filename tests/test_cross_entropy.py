@@ -13,7 +13,7 @@ from onelaunch import build, nn
 from onelaunch.errors import OptionError
 from onelaunch.kernels import tiles
 from onelaunch.kernels.calls import Loss
-from onelaunch.nn.cross_entropy_rows import Gradient, Losses
+from onelaunch.nn.cross_entropy_rows import Ask, Gradient, Losses
 from onelaunch.target import parse
 
 
@@ -257,7 +257,7 @@ def test_kernels_compile_without_spills(target):
         row = ((rows,), np.float32)
         more = {"factor": row, "zfactor": row} if options.zscale else {"factor": row}
         weights = {"weight": ((columns,), np.float32), "total_weight": ((1,), np.float32)} if options.smooth else {}
-        fused = Losses(options, 1, (*arrays, *weights, *more), bool(weights), False, True, None)
+        fused = Losses(options, Ask(bool(weights), bool(weights)), 1, (*arrays, *weights, *more), True, None)
         after = Gradient(options, 1, (*arrays, "lse", "mass", "up"), None)
         for function, shapes in (
             (fused, arrays | weights | more),

@@ -43,9 +43,18 @@ def rows(shape: tuple[int, ...], axis: int, arrays: int) -> Rows:
 
 FORWARD = {
     **{"x": "bf16", "target": "i64", "weight": None, "total_weight": None, "factor": "fp32", "zfactor": None},
-    **{"loss": "fp32", "lse": "fp32", "mass": "fp32", "best": None, "grad": "bf16"},
+    **{"width": None, "loss": "fp32", "lse": "fp32", "mass": "fp32", "best": None, "peak": None, "entropy": None},
+    **{"grad": "bf16"},
 }
-EVERYTHING = FORWARD | {"weight": "fp32", "total_weight": "fp32", "zfactor": "fp32", "best": "i64"}
+EVERYTHING = FORWARD | {
+    "weight": "fp32",
+    "total_weight": "fp32",
+    "zfactor": "fp32",
+    "best": "i64",
+    "peak": "fp32",
+    "entropy": "fp32",
+}
+PART = FORWARD | {"width": "i32"}
 
 
 @pytest.mark.parametrize(
@@ -55,16 +64,21 @@ EVERYTHING = FORWARD | {"weight": "fp32", "total_weight": "fp32", "zfactor": "fp
         ((512, 50257), Loss(smooth=0.1, zscale=0.1, cap=3.0), EVERYTHING),
         ((512, 100), Loss(soft=True), FORWARD | {"target": "bf16"}),
         ((8, 50, 30, 40), Loss(), FORWARD),
+        ((512, 50257), Loss(part=100_000), PART),
     ],
 )
 def test_cross_entropy(shape, options, pointers):
-    assert compile(calls.cross_entropy(rows(shape, 1, 3), options, False, False, 0), pointers).asm["cubin"]
+    call = calls.cross_entropy(rows(shape, 1, 3), options, False, False, 0, pointers["width"] is not None)
+    assert compile(call, pointers).asm["cubin"]
 
 
 def test_cross_entropy_backward():
     pointers = {"x": "bf16", "target": "i32", "weight": None, "lse": "fp32", "mass": "fp32", "up": "fp32"}
     call = calls.cross_entropy_backward(rows((512, 50257), 1, 3), Loss(), False, 0, 1)
-    assert compile(call, pointers | {"extra": "fp32", "grad": "bf16"}).asm["cubin"]
+    pointers |= {"extra": "fp32", "width": None, "entropy": None, "bend": None, "grad": "bf16"}
+    assert compile(call, pointers).asm["cubin"]
+    call = calls.cross_entropy_backward(rows((512, 50257), 1, 3), Loss(part=99_999), False, 0, 1, True)
+    assert compile(call, pointers | {"width": "i32", "entropy": "fp32", "bend": "fp32"}).asm["cubin"]
     assert compile(calls.rescale(10**6), {"grad": "bf16", "up": "fp32", "result": "bf16"}).asm["cubin"]
 
 

@@ -11,12 +11,15 @@ import jax
 import jaxlib
 import jaxlib.gpu_triton
 from jax._src import source_info_util
+from jax.core import ShapedArray
+from jax.sharding import NamedSharding, PartitionSpec
 
 from onelaunch.errors import Where
 
 PRIVATE = {
     "jax._src.source_info_util.user_frame": "file and line of an equation (jax.extend only gives a summary string)",
     "jax._src.stages.Traced._consts": "the tracers a function closes over: they lead the arguments of its traced jaxpr",
+    "jax.core.ShapedArray.manual_axis_type": "shard_map's record of the axes along which a value differs",
     "jaxlib.gpu_triton": "importing it registers jaxlib's launcher of Triton kernels with XLA",
 }
 
@@ -41,3 +44,16 @@ def jit_is_disabled() -> bool:
     """Whether the user runs everything op by op (``jax.disable_jit``); JAX's types don't list its flags."""
     config: Any = jax.config
     return bool(config.jax_disable_jit)
+
+
+def varying(aval: Any) -> frozenset[Any]:
+    """The mesh axes along which a value differs between devices, as ``shard_map`` with ``check_vma`` tracks them."""
+    return frozenset(aval.manual_axis_type.varying)
+
+
+def array_like(aval: Any, shape: tuple[int, ...], dtype: Any) -> ShapedArray:
+    """An abstract array that differs between the same devices as ``aval``."""
+    if not varying(aval):
+        return ShapedArray(shape, dtype)
+    mesh = NamedSharding(aval.sharding.mesh, PartitionSpec())
+    return ShapedArray(shape, dtype, sharding=mesh, manual_axis_type=aval.manual_axis_type)

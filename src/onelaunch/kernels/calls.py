@@ -29,7 +29,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Loss:
-    """Options of cross-entropy: ``soft`` says that targets are probabilities."""
+    """Options of cross-entropy: ``soft`` says that targets are probabilities, ``part`` that the columns are some of so
+    many classes (0: all of them)."""
 
     ignore: int = -100
     smooth: float = 0.0
@@ -37,6 +38,7 @@ class Loss:
     scale: float = 1.0
     cap: float | None = None
     soft: bool = False
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,10 @@ def softmax(rows: Rows, options: Scores, queries: int, backward: bool) -> Call:
     return Call("softmax", f"softmax_{'backward' if backward else 'forward'}", numbers, _grid(rows, tile), tile.warps)
 
 
-def cross_entropy(rows: Rows, options: Loss, double: bool, every: bool, factor_stride: int) -> Call:
-    """Arrays x, target (strides if probabilities), grad; ``every`` reads ignored rows too."""
+def cross_entropy(
+    rows: Rows, options: Loss, double: bool, every: bool, factor_stride: int, padded: bool = False
+) -> Call:
+    """Arrays x, target (strides if probabilities), grad; ``every`` reads ignored rows too; ``padded``: has a width."""
     # More is held for each element where every class has a weight of its own.
     block = tiles.BLOCK // 2 if options.soft or options.smooth else tiles.BLOCK
     tile = tiles.choose(rows.count, rows.columns, _unit(rows), block)
@@ -80,12 +84,14 @@ def cross_entropy(rows: Rows, options: Loss, double: bool, every: bool, factor_s
         "ZSCALE": options.zscale,
         "ALL": every,
         "SINGLE": rows.columns <= tile.columns,
-        **_tile(rows, tile),
+        **_tile(rows, tile, padded),
     }
     return Call("cross_entropy", "cross_entropy_forward", numbers, _grid(rows, tile), tile.warps)
 
 
-def cross_entropy_backward(rows: Rows, options: Loss, double: bool, up_stride: int, extra_stride: int) -> Call:
+def cross_entropy_backward(
+    rows: Rows, options: Loss, double: bool, up_stride: int, extra_stride: int, padded: bool = False
+) -> Call:
     """Arrays as for ``cross_entropy``."""
     tile = tiles.choose(rows.count, rows.columns, _unit(rows))
     while -(-rows.columns // tile.columns) > _GRID_LIMIT:
@@ -95,7 +101,7 @@ def cross_entropy_backward(rows: Rows, options: Loss, double: bool, up_stride: i
         **_loss(options, double),
         "us": up_stride,
         "es": extra_stride,
-        **_tile(rows, tile),
+        **_tile(rows, tile, padded),
     }
     grid = (*_grid(rows, tile), -(-rows.columns // tile.columns))
     return Call("cross_entropy", "cross_entropy_backward", numbers, grid, tile.warps)
@@ -111,8 +117,8 @@ def _unit(rows: Rows) -> bool:
     return rows.columns == 1 or rows.strides[0][3] == 1 or rows.count == 1
 
 
-def _tile(rows: Rows, tile: tiles.Tile) -> dict[str, Any]:
-    even = rows.columns % tile.columns == 0
+def _tile(rows: Rows, tile: tiles.Tile, padded: bool = False) -> dict[str, Any]:
+    even = rows.columns % tile.columns == 0 and not padded
     return {"ROWS": tile.rows, "COLS": tile.columns, "EVEN": even, "WIDE": rows.wide}
 
 
@@ -128,4 +134,5 @@ def _loss(options: Loss, double: bool) -> dict[str, Any]:
         "CAP": options.cap,
         "SOFT": options.soft,
         "DOUBLE": double,
+        "PART": options.part,
     }

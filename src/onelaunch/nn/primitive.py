@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from onelaunch import build
+from onelaunch import build, compat
 from onelaunch.emit.kernel import Kernel, Param
 from onelaunch.errors import BuildError
 from onelaunch.kernels import text
@@ -34,6 +34,10 @@ class Function(Protocol):
     def names(self) -> tuple[str, ...]: ...
 
     @property
+    def inplace(self) -> bool:
+        """Whether the last result takes the memory of the first array where nothing else needs that."""
+
+    @property
     def by_xla(self) -> Callable[..., list[Any]]:
         """The function of its arrays, by name, in JAX's own operations; it says the results' shapes and dtypes, too."""
 
@@ -49,8 +53,17 @@ def bind(function: Function, **arrays: Any) -> list[Any]:
     given = [arrays[name] for name in function.names]
     assert {name for name, value in arrays.items() if value is not None} == set(function.names)
     bound: Any = rows_p.bind
+    given = alike(given)
     interpret = os.environ.get("ONELAUNCH_INTERPRET") == "1"
     return list(bound(*given, function=function, interpret=interpret))
+
+
+def alike(arrays: Sequence[Any]) -> list[Any]:
+    """The arrays, each said to differ along all mesh axes along which one of them does (under ``shard_map``)."""
+    axes = [compat.varying(jax.typeof(a)) for a in arrays]
+    every = frozenset().union(*axes)
+    missing = [tuple(sorted(every - own, key=str)) for own in axes]
+    return [jax.lax.pcast(a, more, to="varying") if more else a for a, more in zip(arrays, missing)]
 
 
 def assemble(call: Call, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Kernel:
@@ -85,7 +98,7 @@ def _results(function: Function, avals: Sequence[Any]) -> list[Any]:
 
 @rows_p.def_abstract_eval
 def _abstract_eval(*avals: Any, function: Function, interpret: bool) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(r.shape, r.dtype) for r in _results(function, avals)]
+    return [compat.array_like(avals[0], r.shape, r.dtype) for r in _results(function, avals)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -107,7 +120,9 @@ def _kernel(function: Function, avals: Sequence[Any]) -> Kernel:
 
 def _by_kernel(*args: Any, function: Function) -> list[Any]:
     """Results of size 0 are none of the kernel's."""
-    found = iter(launch.call(_kernel(function, args), *args))
+    kernel = _kernel(function, args)
+    last = sum(p.role == "out" for p in kernel.params) - 1
+    found = iter(launch.call(kernel, *args, aliases={0: last} if function.inplace else None))
     return [next(found) if r.size else jnp.zeros(r.shape, r.dtype) for r in _results(function, args)]
 
 

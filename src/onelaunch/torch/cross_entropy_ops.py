@@ -74,6 +74,7 @@ def _launch(
     labels = t_ if options.soft else target.contiguous()
     given = {"x": x_, "target": labels, "weight": _dense(weight), "total_weight": total}
     given |= {"factor": _dense(factor), "zfactor": _dense(zfactor) if options.zscale else None}
+    given |= {"width": None, "peak": None, "entropy": None}
     launch(call, given, {"loss": loss, "lse": lse, "mass": mass, "best": best, "grad": grad})
     return loss, lse, mass
 
@@ -138,6 +139,7 @@ def backward(
     call = calls.cross_entropy_backward(rows_, options, kind == torch.float64, us, es)
     labels = t_ if options.soft else target.contiguous()
     given = {"x": x_, "target": labels, "weight": _dense(weight), "lse": lse.contiguous()}
+    given |= {"width": None, "entropy": None, "bend": None}
     launch(call, given | {"mass": mass.contiguous(), "up": up, "extra": extra}, {"grad": dx})
     return dx
 
