@@ -75,7 +75,7 @@ def combine(
     bare, weightless = lse == -jnp.inf, mass == 0
     away = log + (shift - jnp.where(bare | weightless, shift, lse))
     # A label whose score is -inf has infinite loss; where the largest score is infinite there is no softmax.
-    away = jnp.where(bare, jnp.inf, away)
+    away = away + jnp.where(bare, jnp.inf, 0)
     away = jnp.where(jnp.isinf(top), jnp.nan, away)
     own = jnp.where(bare & ~weightless, 0, losses)
     losses = jax.lax.psum(own + jnp.where(weightless, 0, mass * jnp.where(weightless, 0, away)), axis_name)
