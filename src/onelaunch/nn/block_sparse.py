@@ -1,0 +1,6 @@
+"""Block-sparse scores for JAX: what triton.ops.blocksparse had, and more (docs/block-sparse.md)."""
+
+from onelaunch.nn.block_softmax import log_softmax, logsumexp, softmax
+from onelaunch.sparse import BlockLayout
+
+__all__ = ["BlockLayout", "log_softmax", "logsumexp", "softmax"]
