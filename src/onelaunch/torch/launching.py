@@ -28,7 +28,7 @@ def transformed() -> bool:
     """Whether torch.func asks for gradients, in ways that operators do not know; vmap alone they know."""
     if torch.compiler.is_compiling():
         return False
-    functorch = getattr(torch._C, "_functorch", None)
+    functorch: Any = getattr(torch._C, "_functorch", None)
     stack = getattr(functorch, "get_interpreter_stack", lambda: None)()
     return any(level.key() != functorch.TransformType.Vmap for level in stack or ())
 
