@@ -104,31 +104,28 @@ def attend(
 
 
 @triton.jit
-def placed(index, order, count, lines, heads, planes, share, BATCHED: tl.constexpr):
-    """Batch item, head, line in its plane, and line among all planes, of a program's item.
+def placed(index, order, count, lines, heads, batches, planes, share):
+    """Batch item, head, line in its plane, that item's place among those with layouts of their own, and flat line.
 
-    order: i32 (count,), items ``(batch item of the layout * heads + head) * lines + line``.
+    order: i32 (count,), items ``(batch item of the layout * heads + head) * lines + line``; ``batches`` such items (1:
+    all share one layout) follow each other; ``share`` heads have a plane in common, of ``planes`` an item.
     """
     item = tl.load(order + index % count)
     line = item % lines
     unit = item // lines
     head = unit % heads
-    if BATCHED:
-        z = unit // heads
-        flat = (z * planes + head // share) * lines + line
-    else:
-        z = index // count
-        flat = head // share * lines + line
-    return z.to(tl.int64), head.to(tl.int64), line, flat
+    own = unit // heads
+    z = (index // count).to(tl.int64) * batches + own
+    return z, head.to(tl.int64), line, own, (own * planes + head // share) * lines + line
 
 
 @triton.jit
 def block_attention(
     q, k, v, pad, mask, order, bounds, lines, out, lse,
-    count, rows, heads, group, planes, share, queries, keys,
+    count, rows, heads, group, batches, planes, share, queries, keys,
     qz, qh, qm, qd, kz, kh, kn, kd, vz, vh, vn, vd, oz, oh, om, od, pz, ph, pn, mz, mh, mm, mn,
     SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASKADD: tl.constexpr,
-    TESTED: tl.constexpr, BATCHED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    TESTED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, VDIM: tl.constexpr, VWIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out (batch, heads, queries, VDIM) and lse (batch, heads, queries), f32 or f64, −inf for a query without keys.
@@ -137,7 +134,7 @@ def block_attention(
     a key head, ``share`` a plane of the layout. TESTED: 0 no block has tests, 1 some have, 2 all have.
     """
     index = tl.program_id(0)
-    z, head, row, flat = placed(index // (BLOCK // ROWS), order, count, rows, heads, planes, share, BATCHED)
+    z, head, row, _, flat = placed(index // (BLOCK // ROWS), order, count, rows, heads, batches, planes, share)
     m = row * BLOCK + index % (BLOCK // ROWS) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, WIDTH)
     e = tl.arange(0, VWIDTH)

@@ -92,15 +92,15 @@ def gather_dq(
 @triton.jit
 def block_attention_dq(
     q, k, v, pad, mask, order, bounds, lines, dout, lse, delta, dq,
-    count, rows, heads, group, planes, share, queries, keys,
+    count, rows, heads, group, batches, planes, share, queries, keys,
     qz, qh, qm, qd, kz, kh, kn, kd, vz, vh, vn, vd, gz, gh, gm, gd, rz, rh, rm, rd, pz, ph, pn, mz, mh, mm, mn,
     SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASKADD: tl.constexpr,
-    TESTED: tl.constexpr, BATCHED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    TESTED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, VDIM: tl.constexpr, VWIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, one program for ROWS queries; tables as in the forward."""
     index = tl.program_id(0)
-    z, head, row, flat = placed(index // (BLOCK // ROWS), order, count, rows, heads, planes, share, BATCHED)
+    z, head, row, _, flat = placed(index // (BLOCK // ROWS), order, count, rows, heads, batches, planes, share)
     m = row * BLOCK + index % (BLOCK // ROWS) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, WIDTH)
     e = tl.arange(0, VWIDTH)
@@ -185,11 +185,11 @@ def gather_dkv(
 @triton.jit
 def block_attention_dkv(
     q, k, v, pad, mask, order, bounds, lines, dout, lse, delta, dk, dv,
-    count, columns, heads, group, planes, share, queries, keys,
+    count, columns, heads, group, batches, planes, share, queries, keys,
     qz, qh, qm, qd, kz, kh, kn, kd, vz, vh, vn, vd, gz, gh, gm, gd,
     sz, sh, sn, sd, tz, th, tn, td, pz, ph, pn, mz, mh, mm, mn,
     SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASKADD: tl.constexpr,
-    TESTED: tl.constexpr, BATCHED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    TESTED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, VDIM: tl.constexpr, VWIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv, one program for ROWS keys and the ``group`` query heads that share them.
@@ -197,7 +197,7 @@ def block_attention_dkv(
     order: items of key heads (``heads`` counts query heads); bounds: of columns, blocks with tests before the others.
     """
     index = tl.program_id(0)
-    z, head, column, _ = placed(index // (BLOCK // ROWS), order, count, columns, heads // group, 1, 1, BATCHED)
+    z, head, column, item, _ = placed(index // (BLOCK // ROWS), order, count, columns, heads // group, batches, 1, 1)
     n = column * BLOCK + index % (BLOCK // ROWS) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, WIDTH)
     e = tl.arange(0, VWIDTH)
@@ -207,12 +207,9 @@ def block_attention_dkv(
     vs = fetch(v + z * vz + head * vh + long[:, None] * vn + e[None, :] * vd, kept, e, VDIM, VWIDTH, False)
     total = widen(tl.zeros((ROWS, WIDTH), k.dtype.element_ty))
     sums = widen(tl.zeros((ROWS, VWIDTH), v.dtype.element_ty))
-    plane = head * 0
-    if BATCHED:
-        plane = z * planes
     for member in range(0, group):
         own = head * group + member
-        flat = (plane + own // share) * columns + column
+        flat = (item * planes + own // share) * columns + column
         first = tl.load(bounds + flat * 3)
         middle = tl.load(bounds + flat * 3 + 1)
         stop = tl.load(bounds + flat * 3 + 2)

@@ -90,15 +90,18 @@ def block_dsd(
         to = out + z * oz + head * oh + m[:, None] * om + n.to(tl.int64)[None, :] * on
         tl.store(to, total.to(out.dtype.element_ty), (n < columns)[None, :])
     elif partial is not None:
-        at = (slot.to(tl.int64) * batch + z) * BLOCK + i
+        at = (slot * batch + z) * BLOCK + i
         tl.store(partial + at[:, None] * columns + n[None, :], total, (n < columns)[None, :])
 
 
 @triton.jit
 def block_gather(
-    partial, cut, out, tiles, rows, columns, batch, oz, oh, om, on, BLOCK: tl.constexpr, WIDTH: tl.constexpr
+    partial, cut, before, out, tiles, rows, columns, batch, oz, oh, om, on, BLOCK: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """out[line] = the sum of its pieces, in order. cut: i32 (lines cut, 3): flat line, first and end of its slots."""
+    """out[line] = the sum of its pieces, in order; other lines stay as they are in ``before``, which is out itself.
+
+    cut: i32 (lines cut, 3): flat line, first and end of its slots.
+    """
     index = tl.program_id(0)
     item = index // (tiles * batch)
     z = (index // tiles % batch).to(tl.int64)
@@ -108,7 +111,7 @@ def block_gather(
     inside = (n < columns)[None, :]
     total = tl.zeros((BLOCK, WIDTH), partial.dtype.element_ty)
     for slot in range(tl.load(cut + item * 3 + 1), tl.load(cut + item * 3 + 2)):
-        at = (slot.to(tl.int64) * batch + z) * BLOCK + i
+        at = (slot * batch + z) * BLOCK + i
         total += tl.load(partial + at[:, None] * columns + n[None, :], inside, other=0.0)
     m = (flat % rows).to(tl.int64) * BLOCK + i
     to = out + z * oz + (flat // rows).to(tl.int64) * oh + m[:, None] * om + n.to(tl.int64)[None, :] * on

@@ -25,7 +25,14 @@ _POISON = 0xAB
 
 
 #: Methods of the interpreter's builder that are replaced while a kernel runs.
-PATCHED = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_splat")
+PATCHED = (
+    "create_masked_load",
+    "create_masked_store",
+    "create_atomic_rmw",
+    "create_atomic_cas",
+    "create_splat",
+    "create_dot",
+)
 
 
 class MemoryFault(OnelaunchError):
@@ -158,6 +165,7 @@ def _patched(kernel: Kernel, buffers: Sequence[_Buffer]) -> Iterator[None]:
     builder.create_atomic_rmw = watch.checked(builder.create_atomic_rmw, mask=3, pointer=1)
     builder.create_atomic_cas = watch.checked(builder.create_atomic_cas)
     builder.create_splat = _splat
+    builder.create_dot = _dot(builder.create_dot)
     try:
         yield
     finally:
@@ -170,6 +178,17 @@ def _splat(kind: Any, value: Any) -> Any:
     """A scalar repeated; Triton's own makes an int32 (or float) array of a bool, which is no mask then."""
     data = np.broadcast_to(value.data.reshape(-1)[:1].reshape((1,) * len(kind.shape)), kind.shape)
     return interpreter.TensorHandle(np.array(data), value.dtype.scalar)
+
+
+def _dot(product: Any) -> Any:
+    """The interpreter's product; it multiplies the bits of bfloat16 as if they were whole numbers."""
+
+    def value(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    return lambda a, b, *rest: product(value(a), value(b), *rest)
 
 
 class _Watch:

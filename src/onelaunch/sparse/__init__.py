@@ -1,6 +1,5 @@
-"""Block-sparse layouts, free of any framework: ``BlockLayout``, rules that make one, DeepSpeed's families."""
+"""Block-sparse layouts, free of any framework: ``BlockLayout`` and rules that make one."""
 
-from onelaunch.sparse.families import big_bird, fixed, longformer, variable
 from onelaunch.sparse.layout import BLOCKS, BlockLayout
 from onelaunch.sparse.rules import (
     causal,
@@ -17,17 +16,13 @@ from onelaunch.sparse.rules import (
 __all__ = [
     "BLOCKS",
     "BlockLayout",
-    "big_bird",
     "causal",
     "dense",
     "dilated",
-    "fixed",
     "from_elements",
     "from_function",
     "from_mask_mod",
     "global_tokens",
-    "longformer",
     "random",
     "sliding_window",
-    "variable",
 ]

@@ -25,12 +25,11 @@ def by_kernel(tensor: torch.Tensor) -> bool:
 
 
 def transformed() -> bool:
-    """Whether torch.func asks for gradients, in ways that operators do not know; vmap alone they know."""
+    """Whether a transform of torch.func is at work, which asks for gradients in ways that operators do not know."""
     if torch.compiler.is_compiling():
         return False
-    functorch: Any = getattr(torch._C, "_functorch", None)
-    stack = getattr(functorch, "get_interpreter_stack", lambda: None)()
-    return any(level.key() != functorch.TransformType.Vmap for level in stack or ())
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return active is not None and bool(active())
 
 
 def rows_of(

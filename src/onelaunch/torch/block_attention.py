@@ -1,0 +1,259 @@
+"""Attention over a block-sparse layout, fused: neither scores nor probabilities are written."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.errors import OptionError
+from onelaunch.kernels import attention_calls
+from onelaunch.kernels.attention_calls import COLUMNS, FORWARD, ROWS, Attention, Sizes
+from onelaunch.sparse.layout import BlockLayout
+from onelaunch.torch import block_attention_reference as reference
+from onelaunch.torch.block_layouts import find
+from onelaunch.torch.block_matmul import cast, check_arrays, check_precision, in_front, on_device, room
+from onelaunch.torch.launching import by_kernel, launch, transformed
+from onelaunch.torch.reference import wide
+from onelaunch.torch.softmax import refuse_twice
+
+MASK_MODES = ("add", "mul")
+
+#: The largest head dim of the kernels.
+LARGEST = 256
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, layout: BlockLayout, *, scale: float | None = None, softcap: float | None = None,
+    rpe: Tensor | None = None, rel_logits: Tensor | None = None, key_padding_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None, key_padding_mask_mode: str = "add", attn_mask_mode: str = "add",
+    is_causal: bool = False, return_lse: bool = False, precision: str = "ieee",
+) -> Any:  # fmt: skip
+    """softmax(cap(scale · q kᵀ) + masks) v over the blocks of ``layout``; blocks that are not there count as −inf.
+
+    q: (..., [batch,] heads, queries, dim); k: (..., [batch,] key_heads, keys, dim); v: the same with a dim of its own.
+    heads is a multiple of key_heads (grouped heads) and of the layout's heads; queries and keys fill the layout's
+    blocks, the last one perhaps in part. Dims up to 256. f16, bf16 (autocast casts to them), f32 or f64; sums are f32
+    (f64 for f64). scale: 1/sqrt(dim) if None. softcap: scores are ``cap · tanh(score / cap)`` before masks.
+
+    rpe, rel_logits, attn_mask, key_padding_mask and is_causal are as in ``softmax``. A query that sees no key has
+    result 0. Gradients of q, k and v are deterministic; a second derivative raises RuntimeError. rpe, rel_logits and
+    masks that need a gradient take the way by products and softmax, which writes the probabilities' blocks.
+
+    Returns out (..., heads, queries, value dim) in q's dtype; with return_lse also the logsumexp of each query's scores
+    (f32 or f64, −inf where it sees no key), differentiable too. precision: of f32 products, as in ``matmul``. Raises
+    ValueError, TypeError or OptionError, in one line, for what does not fit.
+    """
+    check_precision(precision)
+    modes = (key_padding_mask_mode, attn_mask_mode)
+    if any(m not in MASK_MODES for m in modes):
+        raise OptionError(f"a mask's mode is one of {', '.join(MASK_MODES)}, not {' and '.join(map(repr, modes))}")
+    q, k, v = cast(q, k, v)
+    check_arrays("attention", q=q, k=k, v=v)
+    q, k, v = _broadcast(q, k, v, layout)
+    pad_add, mask_add = (_added(t, m) for t, m in zip((key_padding_mask, attn_mask), modes))
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    options = Attention(
+        scale, None if softcap is None else float(softcap), bool(is_causal), pad_add, mask_add, precision
+    )
+    full = (*q.shape[:-1], k.shape[-2])
+    pad, mask = key_padding_mask, attn_mask
+    if pad is not None:
+        pad = _fitted(pad, q, (*q.shape[:-3], k.shape[-2]), "key_padding_mask")
+    if mask is not None:
+        mask = _fitted(mask, q, full, "attn_mask")
+    if rpe is not None:
+        rpe = _fitted(rpe, q, full, "rpe")
+    if rel_logits is not None:
+        extent = rel_logits.shape[-1] if rel_logits.ndim else 0
+        bias = reference.shifted(_fitted(rel_logits, q, (*q.shape[:-1], extent), "rel_logits"), k.shape[-2])
+        rpe = bias if rpe is None else rpe + bias
+    if rpe is not None:
+        mask, options = reference.merged(rpe, mask, options)
+    out, lse = _call(q, k, v, pad, mask, layout, options)
+    return (out, lse) if return_lse else out
+
+
+def _call(
+    q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, mask: Tensor | None, layout: BlockLayout, options: Attention
+) -> tuple[Tensor, Tensor]:
+    dense = [t for t in (pad, mask) if t is not None]
+    wanted = any(t.requires_grad for t in dense)
+    if wanted or (any(t.requires_grad for t in (q, k, v)) and transformed()):
+        return reference.attention(q, k, v, pad, mask, layout, options)
+    plain = (options.scale, options.cap, options.causal, options.pad_add, options.mask_add, options.precision)
+    found: tuple[Tensor, Tensor] = block_attention_op(q, k, v, pad, mask, layout.key, *plain)
+    return found
+
+
+def _broadcast(q: Tensor, k: Tensor, v: Tensor, layout: BlockLayout) -> list[Tensor]:
+    """With equal leading axes. Raises ValueError where heads, lengths or dims don't fit the layout or each other."""
+    n = len(layout.shape) + 0
+    if min(q.ndim, k.ndim, v.ndim) < n:
+        raise ValueError(f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} dimensions; this layout takes at least {n}")
+    heads, key_heads = q.shape[-3], k.shape[-3]
+    if v.shape[-3:-1] != k.shape[-3:-1] or k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"k of shape {list(k.shape)} and v of shape {list(v.shape)} don't fit q of {list(q.shape)}")
+    if not heads or not key_heads or heads % key_heads or heads % layout.heads:
+        raise ValueError(
+            f"{heads} query heads are no multiple of {key_heads} key heads and {layout.heads} of the layout"
+        )
+    for name, size, blocks in (("queries", q.shape[-2], layout.rows), ("keys", k.shape[-2], layout.columns)):
+        if not (blocks - 1) * layout.block < size <= blocks * layout.block:
+            raise ValueError(f"{size} {name}; this layout has {blocks} blocks of {layout.block} for them")
+    if max(q.shape[-1], v.shape[-1]) > LARGEST or 0 in (q.shape[-1], v.shape[-1]):
+        raise ValueError(f"head dims {q.shape[-1]} and {v.shape[-1]}; they may be 1 to {LARGEST}")
+    lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (q, k, v)))
+    if layout.batch is not None and lead[-1] != layout.batch:
+        raise ValueError(f"a batch of {lead[-1]}; this layout has {layout.batch} batch items")
+    return [t.expand(*lead, *t.shape[-3:]) for t in (q, k, v)]
+
+
+def _added(mask: Tensor | None, mode: str) -> bool:
+    """Whether a mask is added to scores; a bool one never is."""
+    return mode == "add" and (mask is None or mask.dtype != torch.bool)
+
+
+def _fitted(t: Tensor, q: Tensor, full: tuple[int, ...], name: str) -> Tensor:
+    """With as many dimensions as ``full``, to which it broadcasts."""
+    if t.device != q.device:
+        raise ValueError(f"{name} is on {t.device}, q is on {q.device}; move one of them")
+    if t.ndim > len(full) or any(n not in (1, m) for n, m in zip(reversed(t.shape), reversed(full))):
+        raise ValueError(f"{name} of shape {list(t.shape)} does not broadcast to {list(full)}")
+    return t.reshape((1,) * (len(full) - t.ndim) + tuple(t.shape))
+
+
+# --- the operators -----------------------------------------------------------------------------------------
+
+
+class _Arrays:
+    """q, k, v and masks in four dimensions, what they are called in kernels, and their strides."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, mask: Tensor | None, layout: BlockLayout):
+        lead, full = q.shape[:-3], (*q.shape[:-1], k.shape[-2])
+        self.layout, self.device, self.masks = layout, q.device, pad is not None or mask is not None
+        self.given: dict[str, Tensor | None] = {"q": _four(q), "k": _four(k), "v": _four(v), "pad": None, "mask": None}
+        if pad is not None:
+            spread = pad.expand(*lead, pad.shape[-1] if pad.shape[-1] > 1 else full[-1])
+            self.given["pad"] = spread.reshape(-1, full[-1])[:, None, :].expand(-1, full[-3], -1)
+        if mask is not None:
+            self.given["mask"] = mask.expand(full).reshape(-1, *full[-3:])
+        q4, k4, v4 = (self.given[name] for name in "qkv")
+        assert q4 is not None and k4 is not None and v4 is not None
+        self.sizes = Sizes(q4.shape[0], q4.shape[1], k4.shape[1], q4.shape[2], k4.shape[2], q4.shape[3], v4.shape[3])
+        self.dtype = q.dtype
+
+    def run(
+        self, kind: str, options: Attention, letters: str, extra: dict[str, Tensor], outputs: dict[str, Tensor]
+    ) -> None:
+        """Launch a pass. letters: of the strided arrays among extra inputs and outputs, in their order."""
+        columns, sizes, layout = kind == COLUMNS, self.sizes, self.layout
+        tile = attention_calls.tile_of(
+            kind, self.dtype.itemsize, layout.block, max(sizes.dim, sizes.value_dim), room(self.device)
+        )
+        found = attention_calls.lines(layout, sizes, options.causal, self.masks, tile.depth, columns)
+        strided = [t for t in (*extra.values(), *outputs.values()) if t.ndim == 4]
+        strides = {
+            n[0]: t.stride() if t is not None else (0,) * (3 if n == "pad" else 4) for n, t in self.given.items()
+        }
+        strides |= {letter: t.stride() for letter, t in zip(letters, strided, strict=True)}
+        call = attention_calls.launch_of(kind, layout, sizes, options, found, tile, strides)
+        name = ("lines", sizes.heads, sizes.key_heads, sizes.keys, options.causal, found.tested, columns)
+        table = "column_row" if columns else "column"
+        given = {
+            "order": on_device(layout, (*name, "order"), found.order, self.device),
+            "bounds": on_device(layout, (*name, "bounds"), found.bounds, self.device),
+            "lines": on_device(layout, table, getattr(layout.tables, table), self.device),
+        }
+        launch(call, {**self.given, **given, **extra}, outputs)
+
+
+def _four(t: Tensor) -> Tensor:
+    t = t.reshape(-1, *t.shape[-3:])
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
+@torch.library.custom_op("onelaunch::block_attention", mutates_args=())
+def block_attention_op(
+    q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, mask: Tensor | None, key: str, scale: float,
+    cap: float | None, causal: bool, pad_add: bool, mask_add: bool, precision: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    layout, options = find(key), Attention(scale, cap, causal, pad_add, mask_add, precision)
+    if not by_kernel(q):
+        out, lse = reference.attention(q, k, v, pad, mask, layout, options)
+        return out.clone(), lse.clone()
+    out, lse = _results(q, v)
+    if out.numel():
+        arrays = _Arrays(q, k, v, pad, mask, layout)
+        arrays.run(FORWARD, options, "o", {}, {"out": _four(out), "lse": lse.view(-1)})
+    return out, lse
+
+
+def _results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
+
+
+@torch.library.custom_op("onelaunch::block_attention_backward", mutates_args=())
+def block_attention_backward_op(
+    q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, mask: Tensor | None, out: Tensor, lse: Tensor,
+    dout: Tensor, dlse: Tensor | None, key: str, scale: float, cap: float | None, causal: bool, pad_add: bool,
+    mask_add: bool, precision: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    layout, options = find(key), Attention(scale, cap, causal, pad_add, mask_add, precision)
+    if not by_kernel(q):
+        return reference.gradients(q, k, v, pad, mask, dout, dlse, layout, options)
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    if not dq.numel():
+        return dq, dk.zero_(), dv.zero_()
+    arrays = _Arrays(q, k, v, pad, mask, layout)
+    g, o = _four(dout), _four(out)
+    delta = torch.empty_like(lse).view(-1)
+    given = {"out": o, "dout": g, "dlse": None if dlse is None else dlse.contiguous()}
+    launch(attention_calls.delta(arrays.sizes, o.stride(), g.stride()), given, {"delta": delta})
+    extra = {"dout": g, "lse": lse.contiguous().view(-1), "delta": delta}
+    arrays.run(ROWS, options, "gr", extra, {"dq": _four(dq)})
+    arrays.run(COLUMNS, options, "gst", extra, {"dk": _four(dk), "dv": _four(dv)})
+    return dq, dk, dv
+
+
+@block_attention_op.register_fake
+def _(q: Tensor, k: Any, v: Tensor, pad: Any, mask: Any, key: str, *rest: Any) -> tuple[Tensor, Tensor]:
+    find(key, keep=True)
+    return _results(q, v)
+
+
+@block_attention_backward_op.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, pad, mask, key, *ctx.options = inputs
+    ctx.layout = find(key)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, pad, mask, *output)
+
+
+def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, pad, mask, out, lse = ctx.saved_tensors
+    if dout is None and dlse is None:
+        return (None,) * 12
+    dout = torch.zeros_like(out) if dout is None else dout
+    found = block_attention_backward_op(q, k, v, pad, mask, out, lse, dout, dlse, ctx.layout.key, *ctx.options)
+    return (*found, *(None,) * 9)
+
+
+def _batch(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Any, tuple[int, int]]:
+    return block_attention_op(*in_front(info, dims[:5], args[:5]), *args[5:]), (0, 0)
+
+
+def _batch_backward(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Any, tuple[int, int, int]]:
+    return block_attention_backward_op(*in_front(info, dims[:9], args[:9]), *args[9:]), (0, 0, 0)
+
+
+block_attention_op.register_autograd(_backward, setup_context=_save)
+block_attention_op.register_vmap(_batch)
+block_attention_backward_op.register_autograd(refuse_twice, setup_context=lambda ctx, inputs, output: None)
+block_attention_backward_op.register_vmap(_batch_backward)
