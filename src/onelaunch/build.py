@@ -197,6 +197,7 @@ def _options(kernel: Kernel) -> dict[str, Any]:
         "num_warps": kernel.num_warps,
         "num_stages": kernel.num_stages,
         "enable_fp_fusion": kernel.fp_fusion,
+        **({"maxnreg": kernel.registers} if kernel.registers else {}),
     }
 
 

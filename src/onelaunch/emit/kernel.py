@@ -39,6 +39,8 @@ class Kernel:
     num_warps: int = 4
     num_stages: int = 1
     fp_fusion: bool = True
-    #: the last "in" and the last "out" param are one int32[1], zero at the start, that counts finished programs; launch
-    #: functions supply it and hand out the other outputs only
+    #: at most so many a thread; None leaves it to the compiler
+    registers: int | None = None
+    #: the last "in" and the last "out" param are one int32 array, zero at the start, through which programs tell each
+    #: other how far they are; launch functions supply it and hand out the other outputs only
     counter: bool = False

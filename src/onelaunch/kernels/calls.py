@@ -7,6 +7,7 @@ from typing import Any
 
 from onelaunch.kernels import tiles
 from onelaunch.kernels.layout import Rows
+from onelaunch.kernels.tiles import Machine
 
 SOFTMAX, LOG_SOFTMAX, LOGSUMEXP = range(3)
 
@@ -52,6 +53,10 @@ class Call:
     warps: int
     #: of loads in flight in loops
     stages: int = 1
+    #: at most so many a thread
+    registers: int | None = None
+    #: the function's argument ``words``: an array of that many 64-bit zeros (0: nothing); None: it has no such argument
+    words: int | None = None
 
 
 def softmax(rows: Rows, options: Scores, queries: int, backward: bool) -> Call:
@@ -70,10 +75,35 @@ def softmax(rows: Rows, options: Scores, queries: int, backward: bool) -> Call:
     return Call("softmax", f"softmax_{'backward' if backward else 'forward'}", numbers, _grid(rows, tile), tile.warps)
 
 
+@dataclass(frozen=True)
+class Gradient:
+    """What decides whether loss and gradient may share one reading of a long row.
+
+    ``size``: bytes of a logit; ``weighted``: there are class weights; ``best``, ``entropy``: they are asked for.
+    """
+
+    size: int
+    weighted: bool
+    best: bool
+    entropy: bool
+    machine: Machine
+
+
 def cross_entropy(
-    rows: Rows, options: Loss, double: bool, every: bool, factor_stride: int, padded: bool = False
+    rows: Rows,
+    options: Loss,
+    double: bool,
+    every: bool,
+    factor_stride: int,
+    padded: bool = False,
+    gradient: Gradient | None = None,
 ) -> Call:
-    """Arrays x, target (strides if probabilities), grad; ``every`` reads ignored rows too; ``padded``: has a width."""
+    """Arrays x, target (strides if probabilities), grad; ``every`` reads ignored rows too; ``padded``: has a width.
+
+    ``gradient`` is given where the gradient is made as well.
+    """
+    if gradient is not None and (tile := _split(rows, options, double, gradient)) is not None:
+        return _cross_entropy_split(rows, options, every, factor_stride, gradient, tile)
     # More is held for each element where every class has a weight of its own.
     block = tiles.BLOCK // 2 if options.soft or options.smooth else tiles.BLOCK
     tile = tiles.choose(rows.count, rows.columns, _unit(rows), block)
@@ -87,6 +117,35 @@ def cross_entropy(
         **_tile(rows, tile, padded),
     }
     return Call("cross_entropy", "cross_entropy_forward", numbers, _grid(rows, tile), tile.warps)
+
+
+def _split(rows: Rows, options: Loss, double: bool, gradient: Gradient) -> tiles.Tile | None:
+    """The tile of a program that holds its piece of a long row in registers; None where the row is read twice."""
+    if options.soft or double or gradient.entropy or (options.smooth and gradient.weighted):
+        return None  # more is needed of each class than the registers hold
+    unit = rows.strides[0][3] == 1 and rows.strides[2][3] == 1
+    return tiles.split_entropy(rows.columns, gradient.size, unit, gradient.best, gradient.machine)
+
+
+def _cross_entropy_split(
+    rows: Rows, options: Loss, every: bool, factor_stride: int, gradient: Gradient, tile: tiles.Tile
+) -> Call:
+    loss = _loss(options, False)
+    numbers = {
+        **rows.numbers("xtg"),
+        **{name: loss[name] for name in loss if name not in ("SOFT", "DOUBLE")},
+        "fs": factor_stride,
+        "ZSCALE": options.zscale,
+        "ALL": every,
+        "COLS": tile.columns,
+        "PTX": gradient.machine.arch is not None,
+        "WIDE": rows.wide,
+        **_parts(tile),
+    }
+    words = 2 * rows.count * tile.parts if tile.parts > 1 else 0
+    grid = (rows.count * tile.parts,)
+    name = "cross_entropy_split"
+    return Call(name, name, numbers, grid, tile.warps, registers=tile.registers, words=words)
 
 
 def cross_entropy_backward(
@@ -120,6 +179,10 @@ def _unit(rows: Rows) -> bool:
 def _tile(rows: Rows, tile: tiles.Tile, padded: bool = False) -> dict[str, Any]:
     even = rows.columns % tile.columns == 0 and not padded
     return {"ROWS": tile.rows, "COLS": tile.columns, "EVEN": even, "WIDE": rows.wide}
+
+
+def _parts(tile: tiles.Tile) -> dict[str, Any]:
+    return {"PARTS": tile.parts, "PLACES": tiles.power(tile.parts)}
 
 
 def _grid(rows: Rows, tile: tiles.Tile) -> tuple[int, ...]:

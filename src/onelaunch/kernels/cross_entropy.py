@@ -96,6 +96,49 @@ def lead(z, start, COLS: tl.constexpr):
 
 
 @triton.jit
+def settle(
+    top, rest, picked, share, valid, drawn, weights, weight, total_weight, each, factor, zfactor, row, live, classes,
+    fs,
+    SMOOTH: tl.constexpr, ZSCALE: tl.constexpr, SOFT: tl.constexpr, DOUBLE: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Of each row, loss, lse, mass, and the gradient's factors of softmax and of the weights of z.
+
+    ``rest`` is the logarithm of Σ exp(z - top), ``picked`` the label's score.
+    """
+    kind: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    found = rest + finite(top)
+    if SOFT:
+        value = tl.where(weights == 0.0, 0.0, weights * found) - drawn
+        bulk = weights
+    else:
+        # Subtracted before the logarithm is added: exact for large logits. Infinite ones have no softmax: NaN.
+        gap = tl.where(tl.abs(top) == float("inf"), float("nan"), rest + (finite(top) - picked))
+        value = tl.where(share == 0.0, 0.0, share * gap)
+        bulk = share
+        if SMOOTH != 0.0:
+            spread = tl.full((), SMOOTH, kind)
+            if weight is not None:
+                spread = each * tl.load(total_weight).to(kind)
+            elif PART:
+                spread = each * classes
+            value += spread * found - drawn
+            bulk += spread
+    value = tl.where(valid, value, 0.0)
+    bulk = tl.where(valid, bulk, 0.0)
+    scale = tl.full(row.shape, 1.0, kind)
+    if factor is not None:
+        scale = tl.load(factor + row * fs, live, other=0.0).to(kind)
+        value = value * scale
+    push = bulk * scale
+    if ZSCALE != 0.0:
+        extra = tl.load(zfactor + row * fs, live, other=0.0).to(kind) * ZSCALE
+        extra = tl.where(valid, extra, 0.0)
+        value += tl.where(valid, extra * found * found, 0.0)
+        push += tl.where(valid, 2.0 * extra * found, 0.0)
+    return value, found, bulk, push, scale
+
+
+@triton.jit
 def gradient(
     z, target, weight, each, ta, tc, grad, ga, gc, label, share, mass, scale, top, over, bend, entropy,
     start, use, inside, cols,
@@ -218,36 +261,13 @@ def cross_entropy_forward(
                 SMOOTH, SCALE, CAP, SOFT, COLS, False, WIDE, DOUBLE, "evict_last",
             )  # fmt: skip
 
-    found = tl.log(total) + finite(top)
-    if SOFT:
-        value = tl.where(weights == 0.0, 0.0, weights * found) - drawn
-        bulk = weights
-    else:
+    picked = top
+    if not SOFT:
         picked = logit(x, xa + label.to(tl.int64) * xc, valid, SCALE, CAP, "")
-        # Subtracted before the logarithm is added: exact for large logits. Infinite ones have no softmax: NaN.
-        gap = tl.where(tl.abs(top) == float("inf"), float("nan"), tl.log(total) + (finite(top) - picked))
-        value = tl.where(share == 0.0, 0.0, share * gap)
-        bulk = share
-        if SMOOTH != 0.0:
-            spread = tl.full((), SMOOTH, kind)
-            if weight is not None:
-                spread = each * tl.load(total_weight).to(kind)
-            elif PART:
-                spread = each * classes
-            value += spread * found - drawn
-            bulk += spread
-    value = tl.where(valid, value, 0.0)
-    bulk = tl.where(valid, bulk, 0.0)
-    scale = tl.full(row.shape, 1.0, kind)
-    if factor is not None:
-        scale = tl.load(factor + row * fs, live, other=0.0).to(kind)
-        value = value * scale
-    push = bulk * scale
-    if ZSCALE != 0.0:
-        extra = tl.load(zfactor + row * fs, live, other=0.0).to(kind) * ZSCALE
-        extra = tl.where(valid, extra, 0.0)
-        value += tl.where(valid, extra * found * found, 0.0)
-        push += tl.where(valid, 2.0 * extra * found, 0.0)
+    value, found, bulk, push, scale = settle(
+        top, tl.log(total), picked, share, valid, drawn, weights, weight, total_weight, each, factor, zfactor, row,
+        live, classes, fs, SMOOTH, ZSCALE, SOFT, DOUBLE, PART,
+    )  # fmt: skip
     tl.store(loss + row, value, live)
     tl.store(lse + row, found, live)
     tl.store(mass + row, bulk, live)

@@ -49,3 +49,13 @@ def within(live, start, cols, COLS: tl.constexpr, EVEN: tl.constexpr):
         return tl.broadcast_to(live[:, None], (live.shape[0], COLS))
     else:
         return live[:, None] & (start + tl.arange(0, COLS) < cols)[None, :]
+
+
+@triton.jit
+def base(top):
+    """k and t = top k, with exp(z - top) = 2 to the power of z k - t, of which the fused product is rounded once.
+
+    k is log2(e), but 1 for a maximum so large that top k may overflow: scores there are equal or far apart.
+    """
+    k = tl.where(tl.abs(top) > 1e38, 1.0, tl.full((), 1.4426950408889634, top.dtype))
+    return k, top * k

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import triton
 
 from onelaunch.emit.kernel import Kernel, Param
@@ -49,24 +50,48 @@ def _functions(name: str) -> list[str]:
 
 
 def entry(
-    name: str, function: str, arguments: Mapping[str, Argument], grid: tuple[int, ...], num_warps: int, stages: int = 1
+    name: str,
+    function: str,
+    arguments: Mapping[str, Argument],
+    grid: tuple[int, ...],
+    num_warps: int,
+    stages: int = 1,
+    registers: int | None = None,
+    words: int | None = None,
 ) -> Kernel:
-    """``function`` of family ``name`` as a Kernel; the arrays become its params, inputs before outputs."""
+    """``function`` of family ``name`` as a Kernel; the arrays become its params, inputs before outputs.
+
+    ``words`` adds an argument of that name, so many 64-bit zeros (as i32), which launch functions supply.
+    """
     params = [value for value in arguments.values() if isinstance(value, Param)]
+    if words:
+        zeros = [Param(n, np.dtype(np.int32), (2 * words,), role) for n, role in (("words", "in"), ("spent", "out"))]
+        params += zeros
+        arguments = {**arguments, "words": zeros[0]}
+    elif words is not None:
+        arguments = {**arguments, "words": None}
     params.sort(key=lambda p: ("in", "out", "scratch").index(p.role))
     shown = [f"    {key}={_show(value)}," for key, value in arguments.items()]
     title = f"{function}_entry"
     text = f"@triton.jit\ndef {title}({', '.join(p.name for p in params)}):\n    {function}(\n"
     body = "\n".join("    " + line for line in shown)
     source = f"{family(name)}\n\n{text}{body}\n    )\n"
-    return Kernel(title, source, tuple(params), grid, num_warps=num_warps, num_stages=stages)
+    options: dict[str, Any] = {"num_warps": num_warps, "num_stages": stages, "registers": registers}
+    return Kernel(title, source, tuple(params), grid, counter=bool(words), **options)
 
 
 def run(
-    name: str, function: str, grid: tuple[int, ...], num_warps: int, arguments: Mapping[str, Any], stages: int = 1
+    name: str,
+    function: str,
+    grid: tuple[int, ...],
+    num_warps: int,
+    arguments: Mapping[str, Any],
+    stages: int = 1,
+    registers: int | None = None,
 ) -> None:
     """Launch ``function`` of family ``name`` compiled, on the current device and stream; arguments by their names."""
     options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": True}
+    options |= {"maxnreg": registers} if registers else {}
     call = functools.partial(_compiled(name, function)[grid], **options)
     if triton.knobs.runtime.interpret:  # then Triton's own library is that of the interpreter
         with mode(interpret=False):

@@ -93,7 +93,7 @@ def run(
     aliases = dict(aliases or {})
     if kernel.counter:
         aliases[len(args)] = sum(p.role == "out" for p in kernel.params) - 1
-        args = [*args, np.zeros(1, np.int32)]
+        args = [*args, np.zeros([p for p in kernel.params if p.role == "in"][-1].shape, np.int32)]
     buffers = _buffers(kernel, args, aliases)
     unique = list({id(b): b for b in buffers}.values())
     module = load(kernel.name, kernel.source, interpret=True)

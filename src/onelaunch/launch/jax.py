@@ -34,7 +34,7 @@ def call(kernel: Kernel, *args: Any, aliases: Mapping[int, int] | None = None) -
     """
     if kernel.counter:
         aliases = {**(aliases or {}), len(args): len(_role(kernel, "out")) - 1}
-        args = (*args, jnp.zeros(1, np.int32))
+        args = (*args, jnp.zeros(_role(kernel, "in")[-1].shape, np.int32))
     outs = _bind(kernel, args, aliases)
     return outs[:-1] if kernel.counter else outs
 

@@ -44,6 +44,7 @@ class Launcher:
             "num_warps": kernel.num_warps,
             "num_stages": kernel.num_stages,
             "enable_fp_fusion": kernel.fp_fusion,
+            **({"maxnreg": kernel.registers} if kernel.registers else {}),
         }
         self.ready: set[torch.device] = set()
 
@@ -52,7 +53,7 @@ class Launcher:
         place = tensors[0].device if tensors else torch.device(device or "cuda")
         if place.type == "cpu":
             return self.interpret(tensors)
-        counter = [torch.zeros(1, dtype=torch.int32, device=place)] if self.kernel.counter else []
+        counter = self.counter(place)
         self.check([*tensors, *counter])
         results = [torch.empty(p.shape, dtype=dtype, device=place) for p, dtype in self.results]
         if counter:
@@ -63,6 +64,10 @@ class Launcher:
             self.launch(place, pointers)
         outs = [r for r, (p, _) in zip(results, self.results, strict=True) if p.role == "out"]
         return outs[:-1] if counter else outs
+
+    def counter(self, place: torch.device) -> list[torch.Tensor]:
+        """The zeros that a kernel with a counter starts from."""
+        return [torch.zeros(self.inputs[-1][0].shape, dtype=torch.int32, device=place)] if self.kernel.counter else []
 
     def check(self, tensors: Sequence[torch.Tensor]) -> None:
         """Shapes, dtypes and the device agree, or TypeError."""
@@ -89,7 +94,7 @@ class Launcher:
 
     def interpret(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The same in Triton's interpreter, on CPU tensors."""
-        self.check([*tensors, *([torch.zeros(1, dtype=torch.int32)] if self.kernel.counter else [])])
+        self.check([*tensors, *self.counter(torch.device("cpu"))])
         arrays = [_to_numpy(t, p) for t, (p, _) in zip(tensors, self.inputs)]
         outputs = [(p, dtype) for p, dtype in self.results if p.role == "out"]
         found = interpreter.run(self.kernel, arrays)

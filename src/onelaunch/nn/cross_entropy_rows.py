@@ -15,7 +15,7 @@ from onelaunch.emit.kernel import Kernel
 from onelaunch.kernels import calls
 from onelaunch.kernels.calls import Loss
 from onelaunch.kernels.layout import Rows, collapse, contiguous
-from onelaunch.nn.primitive import assemble, bind, front, one_by_one
+from onelaunch.nn.primitive import assemble, bind, front, machine, one_by_one
 from onelaunch.nn.softmax import capped
 
 
@@ -180,7 +180,11 @@ class Losses:
         double = loss.dtype == np.dtype("float64")
         rows = _layout(self.axis, x, shapes["target"], self.options.soft)
         options = dataclasses.replace(self.options, zscale=self.options.zscale if self.grad else 0.0)
-        call = calls.cross_entropy(rows, options, double, self.ask.every, 1, "width" in shapes)
+        gradient = None
+        if self.grad:
+            ask = (self.ask.argmax, self.ask.entropy)
+            gradient = calls.Gradient(x.dtype.itemsize, "weight" in shapes, *ask, machine())
+        call = calls.cross_entropy(rows, options, double, self.ask.every, 1, "width" in shapes, gradient)
         names = ("x", "target", "weight", "total_weight", "factor", "zfactor", "width")
         outputs = {"loss": loss, "lse": results[1], "mass": results[2]}
         outputs |= dict(zip(("best", "peak"), results[3:5] if self.ask.argmax else (None, None)))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import jax
@@ -19,6 +21,7 @@ from onelaunch.emit.kernel import Kernel, Param
 from onelaunch.errors import BuildError
 from onelaunch.kernels import text
 from onelaunch.kernels.calls import Call
+from onelaunch.kernels.tiles import Machine
 from onelaunch.launch import jax as launch
 
 rows_p = core.Primitive("onelaunch_rows")
@@ -72,7 +75,8 @@ def assemble(call: Call, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) 
     for role, arrays in (("in", inputs), ("out", outputs)):
         for name, a in arrays.items():
             arguments[name] = None if a is None else Param(name, np.dtype(a.dtype), tuple(a.shape), role)
-    return text.entry(call.family, call.function, arguments, call.grid, call.warps, call.stages)
+    options = (call.stages, call.registers, call.words)
+    return text.entry(call.family, call.function, arguments, call.grid, call.warps, *options)
 
 
 def front(array: jax.Array, dim: int | None, size: int, whole: bool = True) -> jax.Array:
@@ -114,6 +118,25 @@ def _impl(*args: Any, function: Function, interpret: bool) -> list[jax.Array]:
     return list(_jitted(function, interpret)(*args))
 
 
+#: What the kernel being lowered is for.
+_machine: ContextVar[Machine | None] = ContextVar("_machine", default=None)
+
+
+def machine() -> Machine:
+    """What the kernel that is asked for runs on."""
+    return _machine.get() or Machine()
+
+
+@contextmanager
+def _on_gpu() -> Iterator[None]:
+    target = launch.device_target()
+    token = _machine.set(Machine(int(target.arch)) if target.backend == "cuda" else Machine())
+    try:
+        yield
+    finally:
+        _machine.reset(token)
+
+
 def _kernel(function: Function, avals: Sequence[Any]) -> Kernel:
     return function.kernel(dict(zip(function.names, avals)), _results(function, avals))
 
@@ -138,12 +161,13 @@ def _lower(ctx: Any, *args: Any, function: Function, interpret: bool) -> Any:
 def _lower_gpu(ctx: Any, *args: Any, function: Function, interpret: bool) -> Any:
     """The kernel if Triton can build it; else XLA, with one warning that says how to report it."""
     rule = _by_kernel
-    try:
-        build.compile(_kernel(function, ctx.avals_in), launch.device_target())
-    except BuildError as error:
-        warnings.warn(f"a row kernel runs in XLA: {error}. Please report this.", stacklevel=2)
-        rule = _by_xla
-    return mlir.lower_fun(rule, multiple_results=True)(ctx, *args, function=function)
+    with _on_gpu():
+        try:
+            build.compile(_kernel(function, ctx.avals_in), launch.device_target())
+        except BuildError as error:
+            warnings.warn(f"a row kernel runs in XLA: {error}. Please report this.", stacklevel=2)
+            rule = _by_xla
+        return mlir.lower_fun(rule, multiple_results=True)(ctx, *args, function=function)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: Function, interpret: bool) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 from onelaunch.kernels import calls
 from onelaunch.kernels.calls import Loss
 from onelaunch.torch import reference
-from onelaunch.torch.launching import by_kernel, launch, rows_of
+from onelaunch.torch.launching import by_kernel, launch, machine_of, rows_of
 from onelaunch.torch.softmax import refuse_twice
 
 # The last arguments of every operator: ignore, smooth, zscale, scale, cap, soft.
@@ -69,7 +69,10 @@ def _launch(
     probabilities = target if options.soft else None
     rows, (x_, t_, _) = rows_of(axis, x.shape, (x, probabilities, grad))
     stride = 0 if factor is None or factor.numel() == 1 else 1
-    call = calls.cross_entropy(rows, options, kind == torch.float64, every, stride)
+    gradient = None
+    if grad is not None:
+        gradient = calls.Gradient(x.element_size(), weight is not None, best is not None, False, machine_of(x))
+    call = calls.cross_entropy(rows, options, kind == torch.float64, every, stride, gradient=gradient)
     total = weight.sum(dtype=kind) if weight is not None and options.smooth else None
     labels = t_ if options.soft else target.contiguous()
     given = {"x": x_, "target": labels, "weight": _dense(weight), "total_weight": total}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from onelaunch.ir.types import BFLOAT16
 from onelaunch.kernels import text
 from onelaunch.kernels.calls import Call
 from onelaunch.kernels.layout import Rows, collapse
+from onelaunch.kernels.tiles import Machine
 from onelaunch.launch import interpreter
 
 Tensors = Mapping[str, torch.Tensor | None]
@@ -22,6 +24,17 @@ Tensors = Mapping[str, torch.Tensor | None]
 def by_kernel(tensor: torch.Tensor) -> bool:
     """Whether our kernels run for this tensor's device: a GPU, or a CPU under ``ONELAUNCH_INTERPRET=1``."""
     return tensor.is_cuda or os.environ.get("ONELAUNCH_INTERPRET") == "1"
+
+
+def machine_of(tensor: torch.Tensor) -> Machine:
+    """What kernels on this tensor run on."""
+    return _machine(tensor.device) if tensor.is_cuda and torch.version.cuda else Machine()
+
+
+@functools.cache
+def _machine(device: torch.device) -> Machine:
+    major, minor = torch.cuda.get_device_capability(device)
+    return Machine(10 * major + minor)
 
 
 def transformed() -> bool:
@@ -51,14 +64,18 @@ def _strides(tensor: torch.Tensor | None, shape: Sequence[int]) -> Sequence[int]
 
 def launch(call: Call, inputs: Tensors, outputs: Tensors) -> None:
     """Run the kernel: it writes ``outputs`` (one of them may share an input's memory). None stands for no array."""
+    some = next(t for t in {**inputs, **outputs}.values() if t is not None)
+    if call.words is not None:
+        words = torch.zeros(call.words, dtype=torch.int64, device=some.device) if call.words else None
+        inputs = {**inputs, "words": words}
     given = {**inputs, **outputs}
-    some = next(t for t in given.values() if t is not None)
     if not some.is_cuda:
         _interpret(call, inputs, outputs)
         return
     pointers = {k: None if t is None else _bytes(t.detach()) for k, t in given.items()}
+    arguments = {**pointers, **call.numbers}
     with torch.cuda.device(some.device):
-        text.run(call.family, call.function, call.grid, call.warps, {**pointers, **call.numbers}, call.stages)
+        text.run(call.family, call.function, call.grid, call.warps, arguments, call.stages, call.registers)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
