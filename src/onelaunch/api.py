@@ -169,13 +169,36 @@ class fuse:
         closed = traced.jaxpr
         if closed.effects and self.fallback == "xla":
             return self._plain(*args, **kwargs)
-        leaves = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.core.Tracer)]
-        outer = compat.closed_over(traced)
-        program = Program(closed, self._name, self.interpret, self.fallback == "error")
+        outs = self._spread(traced, args, kwargs)
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
+
+    def _spread(self, traced: Any, args: Any, kwargs: Any) -> list[Any]:
+        """Bind a trace; under shard_map on arguments that all vary over the same axes of the mesh.
+
+        JAX would make the others vary inside the program, and the gradient's sum over devices would stand there too.
+        Results that do not vary come from a program of their own.
+        """
+        moved = _all_varying((args, kwargs))
+        if moved is None:
+            return self._bind(traced, (args, kwargs))
+        again = self._plain.trace(*moved[0], **moved[1])
+        pairs = zip(traced.jaxpr.out_avals, again.jaxpr.out_avals, strict=True)
+        alike = [compat.varying(one) == compat.varying(other) for one, other in pairs]
+        outs = self._bind(again, moved, alike)
+        still = self._bind(traced, (args, kwargs), [not there for there in alike])
+        first, second = iter(outs), iter(still)
+        return [next(first) if there else next(second) for there in alike]
+
+    def _bind(self, traced: Any, given: Any, wanted: Sequence[bool] | None = None) -> list[Any]:
+        """The wanted results of a trace, on what it closes over and the traced leaves of its arguments."""
+        if wanted is not None and not any(wanted):
+            return []
+        program = Program(traced.jaxpr, self._name, self.interpret, self.fallback == "error")
+        program = program if wanted is None or all(wanted) else derive.only(program, wanted)
         if self.fallback == "error" and program.fused.refusals:
             raise FusionError(program.fused.refusals[0])
-        outs = program.bind(*outer, *leaves)
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
+        leaves = [x for x in jax.tree.leaves(given) if isinstance(x, jax.core.Tracer)]
+        return program.bind(*compat.closed_over(traced), *leaves)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Trace for the types of ``args`` (arrays or ``jax.ShapeDtypeStruct``) and generate the kernel."""
@@ -192,6 +215,20 @@ class fuse:
         """Forget every compiled signature."""
         self._plain.clear_cache()
         self._jitted.clear_cache()
+
+
+def _all_varying(given: Any) -> Any | None:
+    """A tree whose traced leaves all vary over the axes of the mesh over which some do; None if they do already."""
+    traced = [x for x in jax.tree.leaves(given) if isinstance(x, jax.core.Tracer)]
+    axes = frozenset[str]().union(*(compat.varying(jax.typeof(x)) for x in traced))
+    if all(compat.varying(jax.typeof(x)) == axes for x in traced):
+        return None
+
+    def move(x: Any) -> Any:
+        missing = axes - compat.varying(jax.typeof(x)) if isinstance(x, jax.core.Tracer) else None
+        return jax.lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
+
+    return jax.tree.map(move, given)
 
 
 def _identifier(name: str) -> str:

@@ -166,14 +166,18 @@ def _prune(
     return core.ClosedJaxpr(jaxpr, closed.consts), used
 
 
+def only(program: Program, wanted: Sequence[bool]) -> Program:
+    """A program with only the wanted results and what they need."""
+    return _memo(program, ("only", tuple(wanted)), lambda: program.of(_prune(program.closed, wanted)[0]))
+
+
 def _dce(used: list[bool], eqn: core.JaxprEqn) -> tuple[list[bool], core.JaxprEqn | None]:
     """JAX's elimination of dead code: a program without the results that nobody uses."""
     if not any(used):
         return [False] * len(eqn.invars), None
     if all(used):
         return [True] * len(eqn.invars), eqn
-    program: Program = eqn.params["program"]
-    less = _memo(program, ("dce", tuple(used)), lambda: program.of(_prune(program.closed, used)[0]))
+    less = only(eqn.params["program"], used)
     params = {"call_jaxpr": less.closed, "program": less}
     return [True] * len(eqn.invars), eqn.replace(outvars=_only(eqn.outvars, used), params=params)
 
