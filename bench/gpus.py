@@ -1,4 +1,4 @@
-"""Several GPUs of one host: sharded ensembles, gradients of shared weights, a multi-process start, sharded vocabularies.
+"""Several GPUs of one host: sharded ensembles, shared gradients, a multi-process start, sharded vocabularies.
 
     python bench/gpus.py [--gpus N ...] [--only SECTION ...] [--small] [--limit SECONDS] [--out FILE]
 
