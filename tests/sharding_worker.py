@@ -80,6 +80,7 @@ def main() -> None:
     draws = onelaunch.fuse(jax.vmap(lambda k: jax.random.normal(k, (3,))), fallback="error")
     split = jax.shard_map(draws, mesh=MESH, in_specs=SPLIT, out_specs=SPLIT)
     close(split(keys), jax.vmap(lambda k: jax.random.normal(k, (3,)))(keys), "keys split over devices")
+    print("all ok")
 
 
 if __name__ == "__main__":
