@@ -134,6 +134,8 @@ LOOPS: list[Row] = [
     row("scan_vmapped_carry", jax.vmap(scan(), (0, None)), normal(2, 3), XS, **SUMS),
     row("map", lambda xs: lax.map(lambda x: x.sum(), xs), XS, **SUMS),
     row("associative_scan", lambda xs: lax.associative_scan(jnp.add, xs), XS, **SUMS),
+    row("associative_scan_x64", lambda xs: lax.associative_scan(jnp.add, xs[:, :1], axis=1), XS, x64=True, **SUMS),
+    row("associative_scan_long_x64", lambda xs: lax.associative_scan(jnp.maximum, xs.ravel()), XS, x64=True),
     row("while", halve, X),
     row("while_never", lambda x: halve(x, 100.0), X),
     row("while_int", collatz, np.int32(7)),

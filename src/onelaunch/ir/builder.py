@@ -110,9 +110,9 @@ class Builder:
     def slice(
         self, x: Value, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int] | None = None
     ) -> Value:
-        strides = tuple(strides or (1,) * x.ndim)
-        shape = [max(0, -(-(e - s) // t)) for s, e, t in zip(starts, limits, strides)]
-        return self.move(n.Slice(tuple(starts), strides), (x,), shape)
+        first, steps = tuple(map(int, starts)), tuple(map(int, strides or (1,) * x.ndim))  # JAX's may be numpy's
+        shape = [max(0, -(-(int(e) - s) // t)) for s, e, t in zip(first, limits, steps)]
+        return self.move(n.Slice(first, steps), (x,), shape)
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
         return x if tuple(shape) == x.shape else self.move(n.Reshape(), (x,), shape)
@@ -127,8 +127,8 @@ class Builder:
         return self.move(n.Reverse(tuple(axes)), (x,), x.shape)
 
     def pad(self, x: Value, fill: Value, config: Sequence[tuple[int, int, int]]) -> Value:
-        shape = [max(0, lo + hi + s + max(0, s - 1) * i) for s, (lo, hi, i) in zip(x.shape, config)]
-        return self.move(n.Pad(tuple(c[0] for c in config), tuple(c[2] for c in config)), (x, fill), shape)
+        shape = [max(0, int(lo + hi) + s + max(0, s - 1) * int(i)) for s, (lo, hi, i) in zip(x.shape, config)]
+        return self.move(n.Pad(tuple(int(c[0]) for c in config), tuple(int(c[2]) for c in config)), (x, fill), shape)
 
     def concatenate(self, xs: Sequence[Value], axis: int) -> Value:
         shape = list(xs[0].shape)
