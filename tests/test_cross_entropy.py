@@ -9,54 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_rows import expected, kernel, labels, path, seeded  # noqa: F401
 from onelaunch import build, nn
 from onelaunch.errors import OptionError
 from onelaunch.kernels import tiles
 from onelaunch.kernels.calls import Loss
 from onelaunch.nn.cross_entropy_rows import Ask, Gradient, Losses
 from onelaunch.target import parse
-
-
-@pytest.fixture(params=["kernel", "xla"])
-def path(request, monkeypatch):
-    """The kernel in the interpreter (with steps of 8 columns), or XLA."""
-    if request.param == "xla":
-        yield "xla"
-        return
-    monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
-    with tiles.forced(2, 8):
-        yield "kernel"
-
-
-def seeded(*shape, dtype=np.float32, seed=0, scale=2.0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype)
-
-
-def labels(*shape, classes, ignore=-100, seed=1):
-    t = np.random.default_rng(seed).integers(0, classes, shape)
-    t.reshape(-1)[1::3] = ignore
-    return jnp.asarray(t, jnp.int32)
-
-
-def expected(x, t, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, lse_square_scale=0.0,
-             softcap=None, logit_scale=1.0, num_items=None):  # fmt: skip
-    """PyTorch's definition in plain JAX, last axis."""
-    z = x * logit_scale
-    z = z if softcap is None else softcap * jnp.tanh(z / softcap)
-    classes, soft = x.shape[-1], jnp.issubdtype(t.dtype, jnp.floating)
-    w = jnp.ones(classes, z.dtype) if weight is None else weight
-    valid = jnp.ones(x.shape[:-1], bool) if soft else t != ignore_index
-    q = t if soft else jax.nn.one_hot(jnp.where(valid, t, 0), classes, dtype=z.dtype)
-    mixed = q * (1 - label_smoothing) + label_smoothing / classes
-    loss = -(mixed * w * jax.nn.log_softmax(z)).sum(-1)
-    square = jax.nn.logsumexp(z, -1) ** 2 * lse_square_scale
-    n = valid.sum() if soft else (valid * w[jnp.where(valid, t, 0)]).sum()
-    if reduction == "none":
-        return jnp.where(valid, loss + square, 0)
-    loss, square = (loss * valid).sum(), (square * valid).sum()
-    if num_items is not None:
-        return (loss + square) / num_items
-    return loss / n + square / valid.sum() if reduction == "mean" else loss + square
 
 
 def compare(x, t, tolerance=1e-5, **options):
@@ -139,7 +98,7 @@ def test_1_10_mean_over_nothing():
     assert loss == 0 and grad.shape == (0, 9)
 
 
-def test_6_other_outputs(path):
+def test_6_other_outputs(path):  # noqa: F811
     x, t = seeded(4, 9), labels(4, classes=9)
 
     def both(x):
@@ -160,7 +119,7 @@ def test_6_other_outputs(path):
     np.testing.assert_allclose(out.token_accuracy, jnp.mean(x.argmax(-1) == t, where=t != -100))
 
 
-def test_9_21_22_hostile_rows(path):
+def test_9_21_22_hostile_rows(path):  # noqa: F811
     x = seeded(4, 30).at[:, :17].set(-jnp.inf)
     t = jnp.asarray([17, 30, -1, 29])
     found = nn.softmax_cross_entropy_with_integer_labels(x, t)
@@ -172,7 +131,7 @@ def test_9_21_22_hostile_rows(path):
     assert jnp.isfinite(loss) and jnp.isfinite(grad).all()
 
 
-def test_transforms(path):
+def test_transforms(path):  # noqa: F811
     """vmap of grad, with weights of their own, under jit; second derivatives."""
     x, t = seeded(3, 4, 9), labels(3, 4, classes=9)
     found = jax.jit(jax.vmap(jax.grad(nn.cross_entropy)))(x, t)
@@ -267,6 +226,6 @@ def test_kernels_compile_without_spills(target):
             results = jax.eval_shape(
                 lambda f=function, s=structs: f.by_xla(**{n: jnp.zeros(a.shape, a.dtype) for n, a in s.items()})
             )
-            kernel = function.kernel(structs, results)
-            assert kernel.num_warps <= 16
-            assert build.compile(kernel, parse(target)).resources.spilled <= bound
+            made = function.kernel(structs, results)
+            assert made.num_warps <= 16
+            assert build.compile(made, parse(target)).resources.spilled <= bound

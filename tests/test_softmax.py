@@ -10,41 +10,13 @@ import numpy as np
 import pytest
 
 import onelaunch
+from jax_rows import MODES, expected_softmax, kernel, path, seeded  # noqa: F401
 from onelaunch import build, nn
 from onelaunch.errors import OptionError
-from onelaunch.kernels import text, tiles
+from onelaunch.kernels import text
 from onelaunch.kernels.calls import LOGSUMEXP, SOFTMAX, Scores
 from onelaunch.nn.softmax import Backward, Forward
 from onelaunch.target import parse
-
-MODES = ("softmax", "log_softmax", "logsumexp")
-
-
-@pytest.fixture(params=["kernel", "xla"])
-def path(request, monkeypatch):
-    """The kernel in the interpreter (with steps of 8 columns), or XLA."""
-    if request.param == "xla":
-        yield "xla"
-        return
-    monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
-    with tiles.forced(2, 8):
-        yield "kernel"
-
-
-def seeded(*shape, dtype=np.float32, seed=0, scale=2.0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype)
-
-
-def expected(mode, x, axis, where=None, scale=1.0, softcap=None, mask=None, causal_offset=None):
-    z = x * scale
-    z = z if softcap is None else softcap * jnp.tanh(z / softcap)
-    z = z if mask is None else z + mask
-    use = None if where is None else jnp.broadcast_to(where, z.shape)
-    if causal_offset is not None:
-        causal = jnp.tri(*z.shape[-2:], causal_offset, dtype=bool)
-        use = causal if use is None else use & causal
-    use = None if use is None else jnp.broadcast_to(use, z.shape)
-    return getattr(jax.nn, mode)(z, axis, where=use)
 
 
 def compare(mode, x, axis, tolerance=1e-5, **options):
@@ -53,7 +25,7 @@ def compare(mode, x, axis, tolerance=1e-5, **options):
     @jax.jit
     def both(x):
         y, back = jax.vjp(lambda x: getattr(nn, mode)(x, axis, **options), x)
-        r, back_r = jax.vjp(lambda x: expected(mode, x, axis, **options), x)
+        r, back_r = jax.vjp(lambda x: expected_softmax(mode, x, axis, **options), x)
         g = seeded(*y.shape, seed=7, dtype=y.dtype)
         return (y, *back(g)), (r, *back_r(g))
 
@@ -77,7 +49,7 @@ def test_options_and_their_pairs(mode, pair):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_options_together(path, mode):
+def test_options_together(path, mode):  # noqa: F811
     compare(mode, seeded(3, 5, 11), -1, **{k: v for options in OPTIONS.values() for k, v in options.items()})
 
 
@@ -105,12 +77,12 @@ def test_9_infinite_scores_as_jax():
         np.testing.assert_allclose(getattr(nn, mode)(x, -1), getattr(jax.nn, mode)(x, -1), rtol=1e-6)
 
 
-def test_38_rows_of_which_nothing_takes_part(path):
+def test_38_rows_of_which_nothing_takes_part(path):  # noqa: F811
     where = jnp.asarray([[True], [False]])
     x = seeded(2, 9)
     for mode in MODES:
         found = getattr(nn, mode)(x, -1, where=where)
-        np.testing.assert_allclose(found, expected(mode, x, -1, where=where), rtol=1e-6)
+        np.testing.assert_allclose(found, expected_softmax(mode, x, -1, where=where), rtol=1e-6)
     assert not jax.grad(lambda x: (nn.softmax(x, where=where) ** 2).sum())(x)[1].any()
 
 
@@ -127,7 +99,7 @@ def test_transforms(axes):
         return (nn.softmax(x, mask=m, causal_offset=1) ** 2).sum()
 
     def theirs(x, m):
-        return (expected("softmax", x, -1, mask=m, causal_offset=1) ** 2).sum()
+        return (expected_softmax("softmax", x, -1, mask=m, causal_offset=1) ** 2).sum()
 
     a = m[:, 0] if axes[1] == 0 else m
     found = jax.jit(jax.vmap(jax.grad(ours), axes))(x, a)
@@ -138,7 +110,7 @@ def test_transforms_of_the_kernel(monkeypatch):
     monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
     x, keep = seeded(2, 4, 9), seeded(2, 1, 9, seed=3) > 0
     found = jax.vmap(lambda x, k: nn.softmax(x, where=k))(x, keep)
-    np.testing.assert_allclose(found, expected("softmax", x, -1, where=keep), atol=1e-6)
+    np.testing.assert_allclose(found, expected_softmax("softmax", x, -1, where=keep), atol=1e-6)
 
 
 def test_inside_fuse(monkeypatch):
@@ -155,7 +127,9 @@ def test_mask_gradient_and_second_derivatives():
     x, m = seeded(3, 5), seeded(3, 1, seed=3)
     for function, argument in ((jax.grad, 1), (jax.hessian, 0)):
         ours = function(lambda x, m: (nn.log_softmax(x, mask=m, softcap=2.0) ** 2).sum(), argument)
-        theirs = function(lambda x, m: (expected("log_softmax", x, -1, mask=m, softcap=2.0) ** 2).sum(), argument)
+        theirs = function(
+            lambda x, m: (expected_softmax("log_softmax", x, -1, mask=m, softcap=2.0) ** 2).sum(), argument
+        )
         np.testing.assert_allclose(jax.jit(ours)(x, m), jax.jit(theirs)(x, m), atol=1e-4)
 
 
@@ -173,7 +147,7 @@ def test_wrong_arguments():
 # --- the kernels as Triton compiles them ---------------------------------------------------------------------
 
 
-def kernel(function, **arrays):
+def made(function, **arrays):
     shapes = {n: jax.ShapeDtypeStruct(s, d) for n, (s, d) in arrays.items()}
     results = jax.eval_shape(lambda *xs: function.by_xla(**dict(zip(function.names, xs))), *shapes.values())
     return function.kernel(shapes, results)
@@ -186,8 +160,8 @@ def test_kernels_compile_without_spills(target, columns):
     shape, options = (4, 128, columns), Scores(SOFTMAX, 0.5, 30.0, 0)
     x = (shape, jnp.bfloat16)
     masks = {"mask": ((1, 1, columns), jnp.float32), "keep": ((4, 1, 1), np.bool_)}
-    forward = kernel(Forward(options, 2, ("x", "mask", "keep"), None), x=x, **masks)
-    backward = kernel(Backward(Scores(SOFTMAX), 2, ("y", "g"), None), y=x, g=x)
+    forward = made(Forward(options, 2, ("x", "mask", "keep"), None), x=x, **masks)
+    backward = made(Backward(Scores(SOFTMAX), 2, ("y", "g"), None), y=x, g=x)
     for k in (forward, backward):
         assert k.num_warps <= 16
         assert build.compile(k, parse(target)).resources.spilled == 0
@@ -200,13 +174,13 @@ def test_every_option_passes_the_front_end():
         y = x if mode != LOGSUMEXP else ((300,) if axis == 0 else (70,), dtype)
         names = ("y", "g", "x") if cap or mode == LOGSUMEXP else ("y", "g")
         arrays = dict(zip(("y", "g", "x"), (y, y, x)[: len(names)]))
-        assert build.front(kernel(Backward(Scores(mode, 0.5, cap), axis, names, None), **arrays))
-        assert build.front(kernel(Forward(Scores(mode, 0.5, cap), axis, ("x",), None), x=x))
+        assert build.front(made(Backward(Scores(mode, 0.5, cap), axis, names, None), **arrays))
+        assert build.front(made(Forward(Scores(mode, 0.5, cap), axis, ("x",), None), x=x))
 
 
 def test_20_row_offsets_are_i64():
     x = ((2**17, 2**15), jnp.bfloat16)
-    ttir = build.front(kernel(Forward(Scores(SOFTMAX), 1, ("x",), None), x=x))
+    ttir = build.front(made(Forward(Scores(SOFTMAX), 1, ("x",), None), x=x))
     assert "arith.constant dense<32768> : tensor<1xi64>" in ttir
 
 
