@@ -207,7 +207,7 @@ def test_transforms():
 
 def test_dtypes():
     """Weights of a wider dtype get gradients of theirs; f16 and x64."""
-    h, w, b, t = arrays(dtype=jnp.bfloat16)
+    h, w, _, t = arrays(dtype=jnp.bfloat16)
     wide = w.astype(jnp.float32)
     loss, (dh, dw) = jax.value_and_grad(lambda h, w: nn.linear_cross_entropy(h, w, t, chunk=4), (0, 1))(h, wide)
     assert (loss.dtype, dh.dtype, dw.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)

@@ -241,9 +241,9 @@ def _whole_fwd(
     several = plan.size < hidden.shape[0]
 
     def step(rows: Any, sums: Any) -> Any:
-        h, t, *factors = rows
+        h, t, factor, zfactor = rows
         x = _scores(plan, h, head)
-        found = losses_of(plan.options, plan.ask, 1, x, t, classes, width, *factors, inplace=True)
+        found = losses_of(plan.options, plan.ask, 1, x, t, classes, width, factor, zfactor, inplace=True)
         dh, sums = _project(plan, needs, several, found[-1], h, head, sums)
         return (found[0], found[3], dh), sums
 
