@@ -29,16 +29,16 @@ rows_p.multiple_results = True
 
 
 class Function(Protocol):
-    """A row function with its options, hashable. ``names`` are those of the arrays that it is given, in order."""
+    """A row function with its options, hashable. ``names`` are those of the arrays that it is given, in order.
+
+    Where it has ``inplace``, and that is true, the last result takes the memory of the first array if nothing else
+    needs that.
+    """
 
     def __hash__(self) -> int: ...
 
     @property
     def names(self) -> tuple[str, ...]: ...
-
-    @property
-    def inplace(self) -> bool:
-        """Whether the last result takes the memory of the first array where nothing else needs that."""
 
     @property
     def by_xla(self) -> Callable[..., list[Any]]:
@@ -145,7 +145,7 @@ def _by_kernel(*args: Any, function: Function) -> list[Any]:
     """Results of size 0 are none of the kernel's."""
     kernel = _kernel(function, args)
     last = sum(p.role == "out" for p in kernel.params) - 1
-    found = iter(launch.call(kernel, *args, aliases={0: last} if function.inplace else None))
+    found = iter(launch.call(kernel, *args, aliases={0: last} if getattr(function, "inplace", False) else None))
     return [next(found) if r.size else jnp.zeros(r.shape, r.dtype) for r in _results(function, args)]
 
 

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -151,7 +151,6 @@ class Forward:
     axis: int
     names: tuple[str, ...]
     tile: Any
-    inplace: ClassVar[bool] = False
 
     def by_xla(self, x: jax.Array, mask: Any = None, keep: Any = None) -> list[jax.Array]:
         return [by_xla(self.options, self.axis, x, mask, keep)]
@@ -176,7 +175,6 @@ class Backward:
     axis: int
     names: tuple[str, ...]
     tile: Any
-    inplace: ClassVar[bool] = False
 
     def by_xla(self, y: jax.Array, g: jax.Array, x: Any = None, mask: Any = None, keep: Any = None) -> list[jax.Array]:
         options, axis = self.options, self.axis
