@@ -19,6 +19,7 @@ ORDER = [
         "place",
         "emit",
         "pipeline",
+        "partition",
         "load",
         "ptx",
         "build",
@@ -31,7 +32,7 @@ ORDER = [
     *("nn", "torch", "primitive", "derive", "api", "cli"),
 ]
 FRAMEWORKS = {
-    "jax": "compat ops trace launch.jax nn primitive derive api cli",
+    "jax": "compat ops trace partition launch.jax nn primitive derive api cli",
     "torch": "launch.torch torch",
     "triton": "load build device launch.interpreter launch.torch kernels",
 }

@@ -14,7 +14,7 @@ from onelaunch import build, compat, derive, target
 from onelaunch.emit.kernel import Kernel
 from onelaunch.errors import BuildError, FusionError, OptionError, Refusal
 from onelaunch.launch import jax as launch
-from onelaunch.primitive import Fused, Program
+from onelaunch.primitive import Fused, Program, run_parts
 from onelaunch.report.explain import Explanation
 from onelaunch.schedule.plan import Plan
 
@@ -29,24 +29,34 @@ assert derive.RULES  # the derivatives of fused programs are registered
 class Lowered:
     """What ``fuse`` made of a function at given argument types.
 
-    launches: kernels that onelaunch launches for a call (1; 0 if the program stays in XLA).
-    refusals: why it stays there, each with where, what, why, fix.
+    launches: kernels that onelaunch generates (1 for all of it; 0 if the program stays in XLA; those in a loop that
+    stays there count once). refusals: why some or all of it stays there, each with where, what, why, fix.
     """
 
     name: str
-    fused: Fused
+    program: Program
+
+    @property
+    def fused(self) -> Fused:
+        """What became of the program as one kernel."""
+        return self.program.fused
 
     @property
     def launches(self) -> int:
-        return int(self.fused.kernel is not None)
+        return len(self.program.kernels)
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
-        return self.fused.refusals
+        return self.program.refusals
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The generated kernels: one for all of the program, or those between what stays in XLA."""
+        return tuple(p.fused.kernel for p in self.program.kernels if p.fused.kernel is not None)
 
     @property
     def kernel(self) -> Kernel:
-        """The generated kernel; FusionError if there is none."""
+        """The kernel that all of the program is; FusionError if it is not one."""
         if self.fused.kernel is None:
             raise FusionError(self.refusals[0])
         return self.fused.kernel
@@ -168,9 +178,18 @@ class fuse:
         traced = self._plain.trace(*args, **kwargs)
         closed = traced.jaxpr
         if closed.effects and self.fallback == "xla":
-            return self._plain(*args, **kwargs)
-        outs = self._spread(traced, args, kwargs)
+            if not self.interpret and not launch.has_gpu():
+                return self._plain(*args, **kwargs)
+            outs = self._with_effects(traced, args, kwargs)
+        else:
+            outs = self._spread(traced, args, kwargs)
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
+
+    def _with_effects(self, traced: Any, args: Any, kwargs: Any) -> list[Any]:
+        """The parts of a trace, bound one by one: effects stay equations of the caller's, for JAX to transform."""
+        program = Program(traced.jaxpr, self._name, self.interpret, strict=False)
+        leaves = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.core.Tracer)]
+        return run_parts(program.split(derived=False), [*compat.closed_over(traced), *leaves])
 
     def _spread(self, traced: Any, args: Any, kwargs: Any) -> list[Any]:
         """Bind a trace; under shard_map on arguments that all vary over the same axes of the mesh.
@@ -203,7 +222,7 @@ class fuse:
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Trace for the types of ``args`` (arrays or ``jax.ShapeDtypeStruct``) and generate the kernel."""
         closed = self._plain.trace(*args, **kwargs).jaxpr
-        lowered = Lowered(self._name, Program(closed, self._name, self.interpret, self.fallback == "error").fused)
+        lowered = Lowered(self._name, Program(closed, self._name, self.interpret, self.fallback == "error"))
         if self.fallback == "error" and lowered.refusals:
             raise FusionError(lowered.refusals[0])
         return lowered

@@ -5,6 +5,7 @@ PRIVATE lists them for ``tests/test_calls.py``, which checks that every one stil
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jaxlib
 import jaxlib.gpu_triton
 from jax._src import source_info_util
 from jax.core import ShapedArray
+from jax.extend.source_info_util import register_exclusion
 from jax.sharding import NamedSharding, PartitionSpec
 
 from onelaunch.errors import Where
@@ -25,6 +27,11 @@ PRIVATE = {
 
 #: jaxlib's launcher of Triton kernels takes machine code from 0.11.1 on; before, only PTX, which it compiles.
 LAUNCHER_TAKES_CUBIN = tuple(int(n) for n in jaxlib.__version__.split(".")[:3]) >= (0, 11, 1)
+
+
+#: Our own frames are not the user's, where these modules bind primitives.
+for _name in ("api.py", "primitive.py", "derive.py", "launch", "nn", "partition"):
+    register_exclusion(str(Path(__file__).with_name(_name)))
 
 
 def user_where(source_info: Any) -> Where | None:

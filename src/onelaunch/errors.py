@@ -17,14 +17,29 @@ class Where:
         return f"{self.file}:{self.line}" + (f" ({self.function})" if self.function else "")
 
 
+#: What to do about a fault of onelaunch.
+REPORT = "It runs in XLA; please report it with the function, its arguments' types and this text."
+
+
 @dataclass(frozen=True)
 class Refusal:
-    """Why a part of a program stays in XLA: where, what (the primitive), why, and what to do."""
+    """Why a part of a program stays in XLA: where, what (the primitive), why, and what to do.
+
+    stage: what found it: "trace" (a primitive, dtype or effect), "cost" (a kernel would lose), "limits" (it would take
+    more than a GPU has), "internal" (a fault of onelaunch, to be reported), "build" (Triton) or "launch".
+    """
 
     where: Where | None
     what: str
     why: str
     fix: str
+    stage: str = "trace"
+
+    @classmethod
+    def internal(cls, where: Where | None, what: str, error: Exception) -> Refusal:
+        """The refusal of what onelaunch fails on by a fault of its own."""
+        why = f"an internal error of onelaunch ({type(error).__name__}: {error})"
+        return cls(where, what, why, REPORT, "internal")
 
     def __str__(self) -> str:
         place = str(self.where) if self.where else "<unknown place>"
@@ -41,6 +56,10 @@ class FusionError(OnelaunchError):
     def __init__(self, refusal: Refusal):
         super().__init__(str(refusal))
         self.refusal = refusal
+
+    @property
+    def stage(self) -> str:
+        return self.refusal.stage
 
     @property
     def where(self) -> Where | None:

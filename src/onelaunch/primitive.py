@@ -6,6 +6,7 @@ Its derivatives and its rule under ``vmap`` are in ``derive``.
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,14 +18,15 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import mlir
 
-from onelaunch import build, compat, trace
+from onelaunch import build, compat, partition, trace
 from onelaunch.emit.kernel import Kernel
-from onelaunch.errors import BuildError, FusionError, Refusal
+from onelaunch.errors import REPORT, BuildError, FusionError, Refusal
 from onelaunch.ir.nodes import Graph, Loop
 from onelaunch.launch import jax as launch
 from onelaunch.ops.checks import Check, raise_failed
 from onelaunch.ops.launches import Launches, estimate
 from onelaunch.ops.words import from_words, to_words
+from onelaunch.partition import Parts
 from onelaunch.pipeline import compile_graph, estimate_us
 from onelaunch.rewrite import rewrite
 from onelaunch.schedule.plan import Plan
@@ -52,8 +54,11 @@ class Fused:
     checks: tuple[Check, ...] = ()
 
 
-def fuse_jaxpr(closed: core.ClosedJaxpr, name: str, strict: bool = False) -> Fused:
-    """Kernel and plan of a closed jaxpr; a refusal where it can't be one kernel, or (unless ``strict``) would lose."""
+def fuse_jaxpr(closed: core.ClosedJaxpr, name: str, strict: bool = False, least_us: float = SMALL_US) -> Fused:
+    """Kernel and plan of a closed jaxpr; a refusal where it can't be one kernel, or (unless ``strict``) would lose.
+
+    ``least_us``: below so many microseconds it is never said to lose.
+    """
     before = estimate(closed.jaxpr)
     try:
         traced, checks = trace.to_checked_graph(closed, name)
@@ -63,7 +68,7 @@ def fuse_jaxpr(closed: core.ClosedJaxpr, name: str, strict: bool = False) -> Fus
         return Fused(None, None, (), (error.refusal,), before)
     time = estimate_us(graph, plan)
     consts = tuple(c for _, c in graph.consts)
-    if not strict and time > max(SMALL_US, SLOWER * before.us):
+    if not strict and time > max(least_us, SLOWER * before.us):
         return Fused(None, None, consts, (_loses(graph, name, time, before),), before, time)
     return Fused(kernel, plan, consts, (), before, time, checks)
 
@@ -77,8 +82,13 @@ def _loses(graph: Graph, name: str, time: float, before: Launches) -> Refusal:
         f"{before.us / 1e3:.3g} ms on an H200): it is bound by arithmetic or memory, not by launches"
     )
     return Refusal(
-        where, name, why, 'Nothing: it runs in XLA. fuse(f, fallback="error") makes the kernel all the same.'
+        where, name, why, 'Nothing: it runs in XLA. fuse(f, fallback="error") makes the kernel all the same.', "cost"
     )
+
+
+def _warn(refusal: Refusal) -> None:
+    """Says that a fault was met and how to report it."""
+    warnings.warn(f"onelaunch: {refusal}", stacklevel=2)
 
 
 # --- the primitive -----------------------------------------------------------------------------------------
@@ -98,6 +108,8 @@ class Program:
     name: str
     interpret: bool
     strict: bool
+    #: whether it is a part of another program: it is not split again, and is no kernel where that gains nothing
+    part: bool = False
     derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def bind(self, *args: Any) -> list[Any]:
@@ -107,17 +119,62 @@ class Program:
 
     def of(self, closed: core.ClosedJaxpr, suffix: str = "") -> Program:
         """Another jaxpr under the same options; ``suffix`` ends its kernel's name."""
-        return Program(closed, self.name + suffix, self.interpret, self.strict)
+        return Program(closed, self.name + suffix, self.interpret, self.strict, self.part)
 
     @functools.cached_property
     def fused(self) -> Fused:
         """Raises nothing: an internal error becomes a refusal that asks for a report."""
         try:
-            return fuse_jaxpr(self.closed, self.name, self.strict)
+            return fuse_jaxpr(self.closed, self.name, self.strict, 0 if self.part else SMALL_US)
         except Exception as error:
-            why = f"an internal error of onelaunch ({type(error).__name__}: {error})"
-            refusal = Refusal(None, self.name, why, "Please report it with the function.")
-            return Fused(None, None, (), (refusal,), Launches(0, 0))
+            return Fused(None, None, (), (Refusal.internal(None, self.name, error),), Launches(0, 0))
+
+    @functools.cached_property
+    def parts(self) -> Parts | None:
+        """The kernels of a program that is not one, and what XLA does between them; None where there are none."""
+        if self.part or self.strict or self.fused.kernel is not None:
+            return None
+        try:
+            found = self.split(derived=True)
+        except Exception as error:
+            _warn(Refusal.internal(None, self.name, error))
+            return None
+        return found if found.kernels() else None
+
+    def split(self, derived: bool) -> Parts:
+        """The program in parts; ``derived``: no transformation is to come."""
+        count = itertools.count(1)
+
+        def judge(closed: core.ClosedJaxpr) -> Program | Refusal:
+            made = Program(closed, f"{self.name}_{next(count)}", self.interpret, self.strict, part=True)
+            return made if made.fused.kernel is not None else made.fused.refusals[0]
+
+        return partition.split(self.closed, judge, derived=derived, lost=self.fused.refusals[0].stage == "cost")
+
+    @functools.cached_property
+    def builds(self) -> bool:
+        """Whether this machine's GPU can run the kernel, where there is one; warns, once, if Triton fails."""
+        try:
+            if self.fused.kernel is not None:
+                build.compile(self.fused.kernel, launch.device_target())
+        except BuildError as error:
+            refusal = Refusal(None, self.name, str(error), REPORT, "build")
+            if self.strict:
+                raise FusionError(refusal) from error
+            _warn(refusal)
+            return False
+        return True
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """Why it is not one kernel: what was met first, and everything else that stays in XLA."""
+        found = self.fused.refusals
+        return tuple(dict.fromkeys([*found, *(self.parts.refusals if self.parts else ())]))
+
+    @property
+    def kernels(self) -> tuple[Program, ...]:
+        """The programs of its kernels: itself, its parts, or none."""
+        return (self,) if self.fused.kernel is not None else tuple(self.parts.kernels() if self.parts else ())
 
     @functools.cached_property
     def jitted(self) -> Any:
@@ -127,6 +184,11 @@ class Program:
     def by_xla(self, *args: Any) -> list[Any]:
         """The same program, left to XLA."""
         return core.jaxpr_as_fun(self.closed)(*args)
+
+    def by_parts(self, *args: Any) -> list[Any]:
+        """The program by its kernels and XLA in turn."""
+        assert self.parts is not None
+        return run_parts(self.parts, args)
 
     def by_kernel(self, *args: Any) -> list[Any]:
         """The program as one launch; typed keys and complex numbers go in and come out as their words."""
@@ -155,10 +217,19 @@ def _run(*args: Any, call_jaxpr: core.ClosedJaxpr, program: Program) -> Sequence
     return program.by_xla(*args) if compat.jit_is_disabled() else program.jitted(*args)
 
 
+def run_parts(parts: Parts, args: Sequence[Any]) -> list[Any]:
+    """A program in parts, on arrays or tracers."""
+    return partition.run(parts, args, lambda program, xs: program.bind(*xs))
+
+
 def _lower(ctx: Any, *args: Any, program: Program, kernel: bool) -> Any:
     if program.strict and program.fused.refusals:  # of a derivative or a batch: fuse raises for the function itself
         raise FusionError(program.fused.refusals[0])
-    fun = program.by_kernel if kernel and program.fused.kernel is not None else program.by_xla
+    fun = program.by_xla
+    if kernel and program.fused.kernel is not None:
+        fun = program.by_kernel
+    elif kernel and program.parts is not None:
+        fun = program.by_parts
     return mlir.lower_fun(fun, multiple_results=True)(ctx, *args)
 
 
@@ -168,14 +239,7 @@ def _lower_cpu(ctx: Any, *args: Any, call_jaxpr: core.ClosedJaxpr, program: Prog
 
 def _lower_gpu(ctx: Any, *args: Any, call_jaxpr: core.ClosedJaxpr, program: Program) -> Any:
     """The kernel if Triton can build it; else XLA, with one warning that says how to report it."""
-    kernel = program.fused.kernel
-    if kernel is not None:
-        try:
-            build.compile(kernel, launch.device_target())
-        except BuildError as error:
-            warnings.warn(f"{program.name} runs in XLA: {error}. Please report this with the function.", stacklevel=2)
-            kernel = None
-    return _lower(ctx, *args, program=program, kernel=kernel is not None)
+    return _lower(ctx, *args, program=program, kernel=program.builds)
 
 
 mlir.register_lowering(fused_p, _lower_cpu)

@@ -62,6 +62,12 @@ def device_target() -> target.Target:
     return target.from_capability(str(device.compute_capability))
 
 
+@functools.cache
+def has_gpu() -> bool:
+    """Whether JAX sees a GPU in this process."""
+    return any(device.platform in ("gpu", "cuda", "rocm") for device in jax.devices())
+
+
 @kernel_p.def_abstract_eval
 def _abstract_eval(*_: Any, kernel: Kernel, aliases: tuple[tuple[int, int], ...]) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray(p.shape, p.dtype) for p in _role(kernel, "out")]
@@ -87,7 +93,7 @@ def _lower_gpu(
         raise ValueError(f"kernel {kernel.name!r}: its params must be inputs, then outputs, then scratch")
     built = build.compile(kernel, device_target())
     opaque = wire.kernel_call(kernel, built, with_cubin=compat.LAUNCHER_TAKES_CUBIN)
-    scratch = [jax.core.ShapedArray(p.shape, p.dtype) for p in _role(kernel, "scratch")]
+    scratch = [jax.core.ShapedArray(p.shape, p.dtype) for p in _role(kernel, "scratch")] or _spare(kernel)
     rule = jax.ffi.ffi_lowering(CALL_TARGET, operand_output_aliases=dict(aliases))
     replace: Any = ctx.replace
     results = rule(replace(avals_out=[*ctx.avals_out, *scratch]), *operands, name=kernel.name, opaque=opaque)
@@ -101,14 +107,25 @@ def _interpreted(*given: Any, kernel: Kernel, aliases: tuple[tuple[int, int], ..
     results = [struct(p.shape, p.dtype) for p in _role(kernel, "out")]
     if not kernel.counter:
         run = functools.partial(_run_interpreter, kernel, dict(aliases))
-        return jax.pure_callback(run, results, *args, vmap_method="sequential")
+        spare = [struct(a.shape, a.dtype) for a in _spare(kernel)]
+        return jax.pure_callback(run, [*results, *spare], *args, vmap_method="sequential")[: len(results)]
     *args, counter = args  # the interpreter brings its own
     run = functools.partial(_run_interpreter, kernel, {i: o for i, o in aliases if i < len(args)})
     return [*jax.pure_callback(run, results[:-1], *args, vmap_method="sequential"), counter]
 
 
 def _run_interpreter(kernel: Kernel, aliases: dict[int, int], *args: Any) -> list[np.ndarray]:
-    return interpreter.run(kernel, [np.asarray(a) for a in args], aliases=aliases)
+    outs = interpreter.run(kernel, [np.asarray(a) for a in args], aliases=aliases)
+    return outs if kernel.counter else [*outs, *(np.zeros(a.shape, a.dtype) for a in _spare(kernel))]
+
+
+def _spare(kernel: Kernel) -> list[jax.core.ShapedArray]:
+    """A result that nobody reads, after those of a kernel with several.
+
+    Without it a kernel that is all of a loop's body becomes the body's root, whose operands XLA then takes for what the
+    loop hands on unchanged (its tests for loop invariants read the root as a tuple). Launchers pass over it.
+    """
+    return [jax.core.ShapedArray((1,), np.dtype("int8"))] if len(_role(kernel, "out")) > 1 else []
 
 
 def _role(kernel: Kernel, role: str) -> list[Param]:

@@ -1,0 +1,6 @@
+"""A program that is no single kernel → kernels, and what is kept in XLA between them."""
+
+from onelaunch.partition.run import run
+from onelaunch.partition.split import LEAST_LAUNCHES, Parts, Step, split
+
+__all__ = ["LEAST_LAUNCHES", "Parts", "Step", "run", "split"]

@@ -1,0 +1,251 @@
+"""What can't be in a kernel stays in XLA, the rest becomes as few kernels as it can; values are those of jax.jit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import onelaunch
+from onelaunch.partition.levels import Node, components, levels, sunk
+
+X = jnp.arange(1.0, 5.0) * 0.3
+
+
+def loop(x: jax.Array, turns: int = 4) -> jax.Array:
+    """Work that pays as a kernel."""
+    return lax.fori_loop(0, turns, lambda _, c: jnp.sin(c) * 1.5 + jnp.sum(c) * 0.1, x)
+
+
+def host(x: jax.Array) -> jax.Array:
+    """Work that only the host can do."""
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.pure_callback(lambda v: np.cos(np.asarray(v)), shape, x, vmap_method="expand_dims")
+
+
+def fourier(x: jax.Array) -> jax.Array:
+    return jnp.fft.fft(x).real * 0.5
+
+
+def between(kept: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: loop(kept(loop(x)))
+
+
+def in_scan(x: jax.Array) -> Any:
+    def body(c: jax.Array, i: jax.Array) -> Any:
+        c = loop(host(loop(c)) + i)
+        return c, c.sum()
+
+    return lax.scan(body, x, jnp.arange(3.0), reverse=True)
+
+
+def in_while(x: jax.Array) -> Any:
+    return lax.while_loop(lambda s: s[0] < jnp.abs(s[1]).max() + 2, lambda s: (s[0] + 1, between(host)(s[1])), (0, x))
+
+
+def in_test_of_while(x: jax.Array) -> Any:
+    return lax.while_loop(lambda s: host(loop(s[1])).sum() > s[0] - 5, lambda s: (s[0] + 1, loop(s[1])), (0, x))
+
+
+def in_cond(x: jax.Array) -> Any:
+    return lax.cond(x[0] > 0.2, between(host), loop, loop(x))
+
+
+def in_switch(x: jax.Array) -> Any:
+    return lax.switch((x[1] * 4).astype(int), [loop, between(fourier), between(host)], x)
+
+
+@jax.custom_jvp
+def ruled(x: jax.Array) -> jax.Array:
+    return between(host)(x)
+
+
+ruled.defjvp(lambda p, t: (ruled(*p), t[0] * loop(p[0])))
+
+
+def keys(x: jax.Array) -> Any:
+    key = jax.random.key(3, impl="rbg")
+    return loop(x + jax.random.uniform(key, x.shape)), jax.random.key_data(key)
+
+
+CONVOLUTION = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
+
+#: name -> (program, kernels, the primitive kept)
+PROGRAMS: dict[str, tuple[Callable[..., Any], int, str]] = {
+    "callback between": (between(host), 2, "pure_callback"),
+    "fft between": (between(fourier), 2, "fft"),
+    "chain of kept": (lambda x: loop(fourier(host(host(loop(x))))), 2, "pure_callback"),
+    "chain of kernels": (lambda x: loop(host(loop(host(loop(x))))), 3, "pure_callback"),
+    "two beside one another": (lambda x: loop(host(loop(x)) + fourier(loop(x + 1))), 2, "pure_callback"),
+    "callback at the end only": (lambda x: (loop(x), host(x)), 1, "pure_callback"),
+    "results and arguments": (lambda x, y: (x, y, 2.0, loop(host(loop(y)))), 2, "pure_callback"),
+    "little work before a callback": (lambda x: (loop(x), loop(host(x * 2 + 1))), 1, "pure_callback"),
+    "nothing worth a kernel": (lambda x: host(x * 2) + 1, 0, "pure_callback"),
+    "in a scan": (in_scan, 2, "pure_callback"),
+    "in a while": (in_while, 2, "pure_callback"),
+    "in the test of a while": (in_test_of_while, 2, "pure_callback"),
+    "in a cond": (in_cond, 4, "pure_callback"),
+    "in a switch": (in_switch, 5, "fft"),
+    "in jit": (lambda x: loop(jax.jit(between(host))(x)), 2, "pure_callback"),
+    "in checkpoint": (lambda x: jax.checkpoint(between(host))(x), 2, "pure_callback"),
+    "in custom_jvp": (ruled, 2, "pure_callback"),
+    "rbg keys": (keys, 1, "random"),
+    "in fuse": (lambda x: loop(onelaunch.fuse(between(host))(x)), 2, "pure_callback"),
+}
+
+
+def args_of(name: str) -> tuple[jax.Array, ...]:
+    return (X, X + 1) if name == "results and arguments" else (X,)
+
+
+def same(got: Any, want: Any) -> None:
+    """Structure, types and weak types are equal, values close."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert jax.typeof(x) == jax.typeof(y)
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5)
+
+
+@pytest.fixture
+def fuse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
+    return onelaunch.fuse
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_and_number_of_kernels(name: str, fuse: Any) -> None:
+    fn, kernels, kept = PROGRAMS[name]
+    fused = fuse(fn)
+    low = fused.lower(*args_of(name))
+    assert low.launches == len(low.kernels) == kernels
+    assert kept in {r.what for r in low.refusals}
+    for refusal in low.refusals:
+        assert refusal.where is not None and refusal.where.file == __file__
+    same(fused(*args_of(name)), jax.jit(fn)(*args_of(name)))
+
+
+@pytest.mark.parametrize("name", ["callback between", "in a scan", "in a while", "in a cond", "in a switch"])
+def test_under_vmap(name: str, fuse: Any) -> None:
+    fn = PROGRAMS[name][0]
+    batch = jnp.stack([X, X - 0.5, X * 2])
+    same(jax.jit(jax.vmap(fuse(fn)))(batch), jax.jit(jax.vmap(fn))(batch))
+
+
+@pytest.mark.parametrize("name", ["fft between", "in custom_jvp"])
+def test_under_grad(name: str, fuse: Any) -> None:
+    fn = PROGRAMS[name][0]
+    want = jax.jit(jax.value_and_grad(lambda x: jnp.sum(fn(x))))(X)
+    same(jax.value_and_grad(lambda x: jnp.sum(fuse(fn)(x)))(X), want)
+    inside = fuse(jax.value_and_grad(lambda x: jnp.sum(fn(x))))
+    same(inside(X), want)
+    assert inside.lower(X).launches >= 2
+
+
+# --- effects -----------------------------------------------------------------------------------------------
+
+
+class Log:
+    """What host callbacks were given, in order."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def note(self, tag: int, x: Any) -> None:
+        self.seen.append((tag, np.round(np.asarray(x), 4).tolist()))
+
+
+def noisy(log: Log, ordered: bool) -> Callable[..., Any]:
+    def note(tag: int, x: jax.Array) -> None:
+        jax.experimental.io_callback(lambda v: log.note(tag, v), None, x, ordered=ordered)
+
+    def body(c: jax.Array, i: jax.Array) -> Any:
+        note(2, c.sum())
+        c = loop(c)
+        note(3, c.max())
+        return c, None
+
+    def fn(x: jax.Array) -> Any:
+        note(0, x)
+        y = loop(x)
+        jax.debug.callback(lambda v: log.note(1, v), y, ordered=ordered)
+        z = lax.scan(body, loop(y + 1), jnp.arange(3))[0]
+        w = lax.cond(z[0] > 0, lambda z: (note(4, z), loop(z))[1], lambda z: (note(5, z), z)[1], z)
+        return lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, (note(6, s[1]), loop(s[1]))[1]), (0, w))
+
+    return fn
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_effects_happen_as_often_and_in_the_order_of_jit(ordered: bool, fuse: Any) -> None:
+    ours, theirs = Log(), Log()
+    got = fuse(noisy(ours, ordered))(X)
+    want = jax.jit(noisy(theirs, ordered))(X)
+    jax.effects_barrier()
+    same(got, want)
+    if ordered:
+        assert ours.seen == theirs.seen
+    assert sorted(map(str, ours.seen)) == sorted(map(str, theirs.seen))
+    assert fuse(noisy(ours, ordered)).lower(X).launches >= 3
+
+
+def test_prints_under_vmap_and_grad(fuse: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        y = loop(x)
+        jax.debug.print("sum {:.3f}", jnp.sum(y))
+        return jnp.sum(jnp.exp(y))
+
+    batch = jnp.stack([X, X - 0.5])
+    for wrap, arg in ((jax.vmap, batch), (jax.grad, X), (lambda f: jax.vmap(jax.grad(f)), batch)):
+        same(wrap(fuse(fn))(arg), wrap(jax.jit(fn))(arg))
+        jax.effects_barrier()
+        printed = capfd.readouterr().out.splitlines()
+        half = len(printed) // 2
+        assert half and printed[:half] == printed[half:]
+
+
+def test_error_names_the_place_of_an_effect(fuse: Any) -> None:
+    with pytest.raises(onelaunch.FusionError) as caught:
+        fuse(noisy(Log(), True), fallback="error")(X)
+    error = caught.value
+    assert (error.stage, error.what) == ("trace", "io_callback")
+    assert error.where is not None and error.where.file == __file__ and error.why and error.fix
+
+
+# --- the graph ---------------------------------------------------------------------------------------------
+
+
+def test_the_kernels_are_as_many_as_runs_on_the_longest_path() -> None:
+    free, kept = (lambda *w: Node(w, False)), (lambda *w: Node(w, True))
+    assert levels([kept(), kept(0), free(1), free()]) == [0, 0, 1, 1]
+    assert levels([free(), kept(0), free(1), kept(0), free(3), kept(2, 4), free(5)]) == [1, 1, 2, 1, 2, 2, 3]
+    assert levels([free(), free(0), kept(0), free(2, 1)]) == [1, 1, 1, 2]
+
+
+def test_light_nodes_stand_beside_their_readers() -> None:
+    nodes = [Node((), False, light=True), Node((), False), Node((1,), True), Node((0, 2), False)]
+    assert sunk(nodes, levels(nodes), frozenset()) == [2, 1, 1, 2]
+    assert sunk(nodes, levels(nodes), frozenset([0])) == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_random_graphs_of_kernels_run(seed: int) -> None:
+    """Every node runs after what it waits for, kernels in the order of their levels."""
+    draw = random.Random(seed)
+    nodes = [
+        Node(
+            tuple(sorted(draw.sample(range(at), draw.randint(0, min(at, 3))))), draw.random() < 0.3, draw.random() < 0.2
+        )
+        for at in range(30)
+    ]
+    level = sunk(nodes, levels(nodes), frozenset())
+    for at, node in enumerate(nodes):
+        for w in node.waits:
+            assert level[w] < level[at] or (level[w] == level[at] and not (nodes[w].kept and not node.kept))
+    groups = [components([m for m in range(30) if level[m] == one], nodes) for one in set(level)]
+    assert sorted(m for group in groups for part in group for m in part) == list(range(30))
