@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import onelaunch
 from rows.row import Row, f32, normal, row
 
 X = f32(0.5, -1, 2)
@@ -63,6 +64,7 @@ def composed(x: Any) -> Any:
 ROWS: list[Row] = [
     row("custom_vmap", custom_batched, X),
     row("composite", composed, X),
+    row("fuse_in_fuse", lambda x: onelaunch.fuse(lambda x: jnp.sin(x) * 2)(x) + 1, X),
     *(equinox_rows() if installed("equinox") else []),
     *(lineax_rows() if installed("lineax") else []),
 ]
