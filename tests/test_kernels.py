@@ -170,3 +170,11 @@ def test_a_kernel_is_not_named_like_what_it_uses() -> None:
         kernel = compile_graph(graph)[1]
         assert kernel.name == f"{name}_kernel"
         build.front(kernel)
+
+
+def test_a_summed_product_stays_in_full_precision() -> None:
+    """Triton makes ``tl.sum(a[:, :, None] * b[None, :, :], 1)`` a ``tl.dot`` in TF32; it leaves ``b * a`` alone."""
+    kernel = walk.start(next(case for case in CASES if case.name == "dot_product_summed")).kernel("lanes")
+    assert "[None, :, :]" in kernel.source
+    built = build.compile(kernel, parse(TARGETS[0]))
+    assert "tt.dot" not in str(built.asm["ttir"])

@@ -45,6 +45,9 @@ def scatter_boxes(scatter: Any, mode: str) -> Any:
     return lambda x, i, u: scatter(x, i, u, SCATTER_BOX, mode=mode)
 
 
+MANY = integers(-3, 300, 280)
+
+
 SLICES: list[Row] = [
     row("dynamic_slice", lambda x, i, j: lax.dynamic_slice(x, (i, j), (2, 3)), A, np.int32(1), np.int32(2)),
     row("dynamic_slice_high", lambda x, i, j: lax.dynamic_slice(x, (i, j), (2, 3)), A, np.int32(9), np.int32(5)),
@@ -56,6 +59,15 @@ SLICES: list[Row] = [
     row("dynamic_slices", jax.vmap(lambda x, i: lax.dynamic_slice(x, (i,), (3,))), A, i32(0, 2, 9, -1)),
     row(
         "dynamic_slices_one_array", jax.vmap(lambda x, i: lax.dynamic_slice(x, (i, 1), (2, 3)), (None, 0)), A, i32(0, 9)
+    ),
+    row("scatter_many_of_few", at("add"), normal(290), MANY, normal(280, seed=2), floor=1),
+    row("scatter_many_set", at("set"), normal(12), integers(0, 12, 70), normal(70, seed=2)),
+    row(
+        "slice_of_table",
+        lambda t, n: lax.fori_loop(0, n, lambda i, x: jnp.tanh(t[i] @ x), t[0, 0]),
+        normal(3, 12, 12),
+        np.int32(3),
+        floor=1,
     ),
     row("dynamic_update", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), A, A[:2, :3] * 2, np.int32(1)),
     row("dynamic_update_high", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), A, A[:2, :3] * 2, np.int32(99)),

@@ -49,6 +49,14 @@ ROWS: list[Row] = [
         B.astype(HALF),
         **SUMS,
     ),
+    row("dot_deep", jnp.dot, normal(16, 40), normal(40, 17, seed=1), **SUMS),
+    row(
+        "dot_product_summed",
+        lambda x, y: (jnp.abs(x)[:, :, None] * jnp.abs(y)[None]).sum(1),
+        normal(16, 16),
+        normal(16, 16),
+        **SUMS,
+    ),
     row("dot_f64", jnp.dot, A.astype(np.float64), B.astype(np.float64), x64=True, **SUMS),
     row("dot_int", jnp.dot, integers(-(2**20), 2**20, 3, 5), integers(-(2**20), 2**20, 5, 4, seed=1)),
     row(

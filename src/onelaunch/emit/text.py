@@ -163,6 +163,11 @@ def _scan(op: Op, out: Var) -> str:
     return f"tl.associative_scan(_0, {axis}, combine_{monoid}" + (", reverse=True)" if reverse else ")")
 
 
+def _dot(op: Op, out: Var) -> str:
+    added = ", _2" if len(op.args) == 3 else ""
+    return f'tl.dot(_0, _1{added}, input_precision="{op.attrs[0]}", out_dtype={triton_type(out.dtype)})'
+
+
 def _saturate(op: Op, out: Var) -> str:
     arg = op.args[0]
     assert isinstance(arg, Var)
@@ -180,7 +185,7 @@ _SHAPES = {
     "pick": lambda op, out: f"pick(_0, _1, _2, {op.attrs[0]})",
     "permute": lambda op, out: f"tl.permute(_0, {list(op.attrs[0])})",
     "broadcast": lambda op, out: f"tl.broadcast_to(_0, {list(out.shape)})",
-    "dot": lambda op, out: f'tl.dot(_0, _1, input_precision="{op.attrs[0]}", out_dtype={triton_type(out.dtype)})',
+    "dot": _dot,
     "gather": lambda op, out: f"tl.gather(_0, _1, axis={op.attrs[0]})",
     "reduce": _reduce,
     "reduce_pair": lambda op, out: f"tl.reduce((_0, _1), {op.attrs[1]}, combine_{op.attrs[0]})",

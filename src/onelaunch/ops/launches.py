@@ -39,6 +39,8 @@ ROOTS = (
     "fft",
     "custom_linear_solve",
 )
+#: microseconds of calls of the linear algebra library, by the beginning of a primitive's name
+LIBRARY_US = {"eigh": 300.0, "cholesky": 30.0, "lu": 40.0, "geqrf": 40.0, "qr": 60.0, "triangular_solve": 10.0}
 #: primitives that hide loops of unknown length: nothing is known of their cost
 OPEN_ENDED = ("random_gamma", "igamma", "igammac", "random_gamma_grad")
 
@@ -84,10 +86,15 @@ def _roots(jaxpr: core.Jaxpr) -> tuple[Launches, bool]:
                 within, open_end = _roots(j)
                 total, loose = total + within, loose or open_end
         elif name.startswith(ROOTS):
-            total, loose = total + Launches(1, LAUNCH_US + arithmetic_us(eqn)), False
+            total, loose = total + Launches(1, LAUNCH_US + arithmetic_us(eqn) + library_us(name)), False
         else:
             loose = True
     return total, loose
+
+
+def library_us(name: str) -> float:
+    """Time that a library routine takes beyond its launch, whatever the size (of small matrices)."""
+    return next((us for start, us in LIBRARY_US.items() if name.startswith(start)), 0.0)
 
 
 def arithmetic_us(eqn: core.JaxprEqn) -> float:

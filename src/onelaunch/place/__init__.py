@@ -25,5 +25,5 @@ def place(graph: Graph, plan: Plan) -> Program:
     program = Program(graph.name, walk.inputs, walk.outputs, walk.scratch, plan.grid, body, p.w.constants, walk.counter)
     tidy.tidy(program.body)
     liveness.share(program)
-    barrier.insert(program.body)
+    barrier.insert(program.body, plan.limits.num_warps)
     return program

@@ -6,25 +6,30 @@ that a hazard between one turn and the next is seen.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from onelaunch.place.nodes import Arrive, Barrier, Buffer, For, If, Load, Stmt, Store, Var, While, inner_blocks, walk
 
-
-def _lanes(stmt: Load | Store) -> Var | None:
-    """The address expression of an access by lanes: two accesses by one expression touch an element from one thread."""
-    return stmt.offset if isinstance(stmt.offset, Var) and stmt.offset.shape else None
+#: Threads of a warp (of the widest that Triton knows).
+WARP = 64
 
 
 @dataclass
 class State:
-    """Accesses since the last barrier: who wrote each buffer (group of stores, address expression), who read it."""
+    """Accesses since the last barrier: who wrote each buffer (group of stores, address expression), who read it.
 
+    threads: of a program, 1 if it has one warp. A tensor of fewer elements stands in several warps, and one stores it.
+    """
+
+    threads: int = 1
     written: dict[Buffer, set[tuple[int, Var | None]]] = field(default_factory=dict)
     read: dict[Buffer, set[Var | None]] = field(default_factory=dict)
 
     def copy(self) -> State:
-        return State({b: set(w) for b, w in self.written.items()}, {b: set(r) for b, r in self.read.items()})
+        return State(
+            self.threads, {b: set(w) for b, w in self.written.items()}, {b: set(r) for b, r in self.read.items()}
+        )
 
     def merge(self, other: State) -> None:
         for b, writers in other.written.items():
@@ -36,9 +41,14 @@ class State:
         self.written.clear()
         self.read.clear()
 
+    def lanes(self, stmt: Load | Store) -> Var | None:
+        """The address expression of an access by lanes: accesses by one expression touch an element from one thread."""
+        offset = stmt.offset
+        return offset if isinstance(offset, Var) and offset.shape and math.prod(offset.shape) >= self.threads else None
+
     def must_wait(self, stmt: Load | Store) -> bool:
         """Whether another thread may still be reading or writing what ``stmt`` touches."""
-        here = _lanes(stmt)
+        here = self.lanes(stmt)
         elsewhere = {w for w in self.written.get(stmt.buffer, set()) if here is None or w[1] is not here}
         if isinstance(stmt, Load):
             return bool(elsewhere)
@@ -47,9 +57,9 @@ class State:
         return any(group != stmt.group or stmt.overlaps for group, _ in elsewhere)
 
 
-def insert(block: list[Stmt]) -> None:
-    """Insert the barriers a kernel needs into its statement lists, in place."""
-    _block(block, State())
+def insert(block: list[Stmt], num_warps: int) -> None:
+    """Insert the barriers that a kernel of so many warps needs into its statement lists, in place."""
+    _block(block, State(WARP * num_warps if num_warps > 1 else 1))
 
 
 def _block(block: list[Stmt], state: State) -> None:
@@ -65,9 +75,9 @@ def _block(block: list[Stmt], state: State) -> None:
                     state.clear()
                     k += 1
                 if isinstance(stmt, Store):
-                    state.written.setdefault(stmt.buffer, set()).add((stmt.group, _lanes(stmt)))
+                    state.written.setdefault(stmt.buffer, set()).add((stmt.group, state.lanes(stmt)))
                 elif stmt.buffer.role != "in":
-                    state.read.setdefault(stmt.buffer, set()).add(_lanes(stmt))
+                    state.read.setdefault(stmt.buffer, set()).add(state.lanes(stmt))
             case For() | While():
                 if any(state.must_wait(s) for s in walk([stmt]) if isinstance(s, Load)):  # once, not at every turn
                     block.insert(k, Barrier())

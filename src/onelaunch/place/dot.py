@@ -10,17 +10,20 @@ import numpy as np
 from onelaunch.ir import nodes as n
 from onelaunch.ir.nodes import Value
 from onelaunch.ir.types import BFLOAT16, is_bool
-from onelaunch.place.nodes import Var
-from onelaunch.place.placer import NeedsMemory, NeedsNoGrid, Placer, elem
+from onelaunch.place.nodes import For, Var
+from onelaunch.place.placer import NeedsMemory, NeedsNoGrid, Placer, elem, needs_memory_where_lanes
 from onelaunch.place.reduce import Reduction
-from onelaunch.place.space import Index, Lane, Space, pow2
-from onelaunch.place.writer import FLOAT32, HALVES
+from onelaunch.place.space import Axis, Index, Lane, Space, pow2
+from onelaunch.place.store import chunk_axis
+from onelaunch.place.writer import FLOAT32, HALVES, INT32
 from onelaunch.schedule.plan import Home
 
 Indices = tuple[Index, ...]
 
 #: Products of a tile from which on a matrix product through ``tl.dot`` is cheaper than multiplying and summing.
 DOT_PRODUCTS = 8192
+#: Contracted elements at a time: ``tl.dot`` without tensor cores keeps its operands in registers over the whole extent.
+DOT_DEPTH = 32
 #: The least extents that ``tl.dot`` takes, and the dtypes.
 DOT_EXTENT = 16
 DOT_DTYPES = (np.dtype("float16"), BFLOAT16, FLOAT32)
@@ -89,7 +92,7 @@ def _by_tl_dot(p: Placer, node: n.Dot, idx: Indices, space: Space) -> bool:
     """
     if node.lhs.dtype not in DOT_DTYPES or node.lhs.dtype != node.rhs.dtype or len(node.contract[0]) != 1:
         return False
-    if len(space) != 2 or any(axis.kind == "chunk" for axis in space):
+    if len(space) != 2:
         return False
     batch = len(node.batch[0])
     left = node.lhs.ndim - 1 - batch
@@ -99,32 +102,48 @@ def _by_tl_dot(p: Placer, node: n.Dot, idx: Indices, space: Space) -> bool:
     ]
     if sorted(lanes[0] + lanes[1]) != [0, 1] or len(lanes[0]) != 1 or any(isinstance(i, Lane) for i in idx[:batch]):
         return False
-    contracted = pow2(node.lhs.shape[node.contract[0][0]])
-    extents = (space[0].p, space[1].p, contracted)
-    both = max(space[0].p, space[1].p) * contracted <= 4 * p.plan.limits.tile
-    return min(extents) >= DOT_EXTENT and math.prod(extents) >= DOT_PRODUCTS and both
+    extents = (space[0].p, space[1].p, pow2(node.lhs.shape[node.contract[0][0]]))
+    return min(extents) >= DOT_EXTENT and math.prod(extents) >= DOT_PRODUCTS
 
 
 def _tl_dot(p: Placer, node: n.Dot, idx: Indices, space: Space, places: list[dict[int, Index]]) -> Var:
-    """The product of two tiles by ``tl.dot``, lanes past the contracted extent zero."""
+    """The product of two tiles by ``tl.dot``: at once, or in chunks of the contracted dim added up in a loop."""
     w = p.w
     extent = node.lhs.shape[node.contract[0][0]]
-    inner = w.tile(extent, pow2(extent))
-    tiles = []
-    rows = 0
-    for side, x in enumerate((node.lhs, node.rhs)):
-        free = next(i.k for i in places[side].values() if isinstance(i, Lane))
-        rows = free if side == 0 else rows
-        axes = (space[free], inner) if side == 0 else (inner, space[free])
-        at = {d: (Lane(side) if isinstance(i, Lane) else i) for d, i in places[side].items()}
-        at[node.contract[side][0]] = Lane(1 - side)
-        full = tuple(axis.p for axis in axes)
-        tile = w.full(p.fetch(x, tuple(at[d] for d in range(x.ndim)), axes), full)
-        mask = w.lane_mask(axes, 1 - side)
-        tiles.append(w.select(mask, tile, w.const(0, x.dtype)) if isinstance(mask, Var) else tile)
-    shape = (tiles[0].shape[0], tiles[1].shape[1])
+    rows = next(i.k for i in places[0].values() if isinstance(i, Lane))
+    shape = (space[rows].p, space[1 - rows].p)
     wide = FLOAT32 if node.out.dtype in HALVES else node.out.dtype
-    result = w.op("dot", tiles, wide, shape, (node.precision,))
+    attrs = (node.precision,)
+    if pow2(extent) <= DOT_DEPTH:
+        result = w.op("dot", _tiles(p, node, space, places, w.tile(extent, pow2(extent))), wide, shape, attrs)
+    else:
+        for x in (node.lhs, node.rhs):
+            needs_memory_where_lanes(p, x)
+        loop = For(Var(INT32, (), "k"), 0, extent, DOT_DEPTH, [Var(wide, shape, "total")], [])
+        loop.inits = [w.full(w.const(0, wide), shape)]
+        w.ranges[loop.index] = (0, extent - 1)
+        with w.inside(loop.body):
+            inner = chunk_axis(p, loop.index, extent, DOT_DEPTH)
+            loop.results = [w.op("dot", (*_tiles(p, node, space, places, inner), loop.params[0]), wide, shape, attrs)]
+        w.add(loop)
+        result = loop.params[0]
     if rows == 1:
         result = w.op("permute", (result,), wide, shape[::-1], ((1, 0),))
     return w.cast(result, node.out.dtype)
+
+
+def _tiles(p: Placer, node: n.Dot, space: Space, places: list[dict[int, Index]], inner: Axis) -> list[Var]:
+    """Both operands as tiles, lanes past the contracted extent zero."""
+    w = p.w
+    tiles = []
+    for side, x in enumerate((node.lhs, node.rhs)):
+        free = next(i.k for i in places[side].values() if isinstance(i, Lane))
+        axes = (space[free], inner) if side == 0 else (inner, space[free])
+        at: dict[int, Index] = {}
+        for d, i in places[side].items():
+            at[d] = Lane(side) if isinstance(i, Lane) else i
+        at[node.contract[side][0]] = Lane(1 - side)
+        tile = w.full(p.fetch(x, tuple(at[d] for d in range(x.ndim)), axes), tuple(axis.p for axis in axes))
+        mask = w.lane_mask(axes, 1 - side)
+        tiles.append(w.select(mask, tile, w.const(0, x.dtype)) if isinstance(mask, Var) else tile)
+    return tiles

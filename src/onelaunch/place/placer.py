@@ -44,6 +44,15 @@ def elem(kind: type) -> Callable[[Elem], Elem]:
     return register
 
 
+def needs_memory_where_lanes(p: Placer, v: Value) -> None:
+    """Raise NeedsMemory for the values behind ``v`` that hold lanes in registers."""
+    if p.plan.home[v] is Home.INLINE and v in p.producer:
+        for a in n.operands(p.producer[v]):
+            needs_memory_where_lanes(p, a)
+    elif p.plan.home[v] is Home.REGISTERS and "lane" in p.plan.dims[v]:
+        raise NeedsMemory(v)
+
+
 class Placer:
     """One Graph being placed under one Plan."""
 

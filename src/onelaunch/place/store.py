@@ -11,7 +11,7 @@ from onelaunch.ir.monoids import identity
 from onelaunch.ir.nodes import Value
 from onelaunch.place.elem import window_index
 from onelaunch.place.nodes import Buffer, For, If, Var
-from onelaunch.place.placer import ELEM, NeedsMemory, NeedsNoGrid, Placer, elem
+from onelaunch.place.placer import ELEM, NeedsMemory, NeedsNoGrid, Placer, elem, needs_memory_where_lanes
 from onelaunch.place.reduce import extend
 from onelaunch.place.regions import Region
 from onelaunch.place.space import Axis, Index, Lane, Space, pow2
@@ -264,10 +264,10 @@ def update(p: Placer, node: n.Update, v: Value, idx: Indices, space: Space) -> V
     batch = [u.shape[d] for d in win.batch]
     moving = [d for d in win.batch if d not in win.batching]
     count = math.prod(u.shape[d] for d in moving)
-    if count > 16 and node.monoid != "set":
+    if count > 16 and node.monoid != "set" and _fits_tile(p, node, space, moving):
         return _update_by_reduction(p, node, idx, space, moving)
-    if count > 64:
-        raise NeedsMemory(v)
+    if count > (64 if node.monoid == "set" else 16):
+        return _update_by_turns(p, node, idx, space, moving)
     assert len(batch) == len(win.batch)
     result = p.fetch(node.operand, idx, space)
     for combo in itertools.product(*(range(u.shape[d]) for d in moving)):
@@ -316,12 +316,49 @@ def _cover(
     return inside, tuple(at)
 
 
+def _update_by_turns(p: Placer, node: n.Update, idx: Indices, space: Space, moving: list[int]) -> Var:
+    """Many updates of few elements, one after the other: each lane looks whether the update is its own.
+
+    What an update reads stands in memory, where every thread finds it without the others.
+    """
+    u, x, w = node.updates, node.operand, p.w
+    if any(p.plan.dims[u][d] in ("batch", "grid") for d in moving):
+        raise NeedsMemory(node.out)
+    for v in (*node.starts, u):
+        needs_memory_where_lanes(p, v)
+    shape = p.full_shape(space)
+    start = w.full(p.fetch(x, idx, space), shape)
+
+    def nest(todo: list[int], fixed: dict[int, Index], total: Var) -> Var:
+        if not todo:
+            inside, at = _cover(p, node, idx, space, fixed)
+            value = p.fetch(u, at, space)
+            value = value if node.monoid == "set" else w.scalar(node.monoid, (total, value), x.dtype)
+            return w.full(
+                value if inside is True else total if inside is False else w.select(inside, value, total), shape
+            )
+        d, *rest = todo
+        loop = For(Var(INT32, (), "k"), 0, u.shape[d], 1, [Var(x.dtype, shape, "updated")], [total])
+        w.ranges[loop.index] = (0, u.shape[d] - 1)
+        with w.inside(loop.body):
+            loop.results = [nest(rest, fixed | {d: loop.index}, loop.params[0])]
+        w.add(loop)
+        return loop.params[0]
+
+    return nest([d for d in moving if u.shape[d] > 1], dict.fromkeys(moving, 0), start)
+
+
+def _fits_tile(p: Placer, node: n.Update, space: Space, moving: list[int]) -> bool:
+    """Whether all updates of all elements fit one tile."""
+    work = math.prod(a.p for a in space) * math.prod(pow2(node.updates.shape[d]) for d in moving)
+    return work <= p.plan.limits.work
+
+
 def _update_by_reduction(p: Placer, node: n.Update, idx: Indices, space: Space, moving: list[int]) -> Var:
     """Many updates added (or multiplied, or compared) into few elements: a reduction over the updates in order."""
     u, x, w = node.updates, node.operand, p.w
     axes = [(len(space), w.tile(u.shape[d], pow2(u.shape[d]))) for d in moving]
-    work = math.prod(a.p for a in space) * math.prod(a.p for _, a in axes)
-    if work > p.plan.limits.work or any(p.plan.dims[u][d] in ("batch", "grid") for d in moving):
+    if any(p.plan.dims[u][d] in ("batch", "grid") for d in moving):
         raise NeedsMemory(node.out)
     inner, positions, fresh = extend(space, axes)
     at = tuple(p.respace(i, positions, len(inner)) for i in idx)

@@ -79,6 +79,8 @@ class Writer:
         folded = self._folded(fn, args, types)
         if folded is not None:
             return folded
+        if fn == "mul" and self._like_a_dot(*args):
+            args = args[::-1]
         key = (fn, tuple(a if isinstance(a, int) else id(a) for a in args), tuple(types), attrs)
         for scope in reversed(self.known):
             if key in scope:
@@ -111,6 +113,17 @@ class Writer:
             warnings.simplefilter("ignore")
             value = np.asarray(SCALARS[fn].numpy(*values, *((dtype,) if fn == "cast" else ())))
         return (self.const(value, dtype),) if (value.dtype, value.shape) == (dtype, ()) else None
+
+    def _like_a_dot(self, a: Number, b: Number) -> bool:
+        """Whether Triton would make a product, summed over its middle dim, a ``tl.dot`` in TF32 (docs/notes/triton.md).
+
+        It looks for a[..., None] * b[None, ...] and not for b[None, ...] * a[..., None].
+        """
+        spreads = [self.makers.get(x, ("", (), ())) if isinstance(x, Var) else ("", (), ()) for x in (a, b)]
+        if any(fn != "spread" for fn, _, _ in spreads):
+            return False
+        (left, rank), (right, _) = spreads[0][2], spreads[1][2]
+        return rank == 3 and left in ((0, 1), (1,)) and right == (1, 2)
 
     def _neutral(self, fn: str, args: Sequence[Number]) -> Var | None:
         """What x * 1, x / 1, x ^ False, x & True and x | False leave as it was; x & False is False."""

@@ -172,7 +172,11 @@ def _homes(graph: n.Graph, limits: Limits, dims: dict[Value, tuple[str, ...]], f
     for v in held_through_loops(graph, dims):
         if v.size * v.dtype.itemsize > limits.held and v not in inline and v not in inputs:
             memory.add(families.find(v))
-    lazy = _lazy(graph, families)
+    carried = {families.find(c) for node in n.walk(graph.block) if isinstance(node, n.Loop) for c in node.carry}
+    for v in _read_by_turns(graph, dims, inline) - inputs:
+        if families.find(v) not in carried:
+            memory.add(families.find(v))
+    lazy = _lazy(graph, families) | _windows(graph, families, inline | inputs)
     home = {}
     for v in values(graph):
         if v in inputs:
@@ -184,6 +188,37 @@ def _homes(graph: n.Graph, limits: Limits, dims: dict[Value, tuple[str, ...]], f
         else:
             home[v] = Home.REGISTERS
     return home
+
+
+def _read_by_turns(graph: n.Graph, dims: dict[Value, tuple[str, ...]], inline: set[Value]) -> set[Value]:
+    """Values made before a loop that it reads at one index of a lane dim: an address costs less than a search."""
+    producer = {v: node for node in n.walk(graph.block) for v in n.outputs(node)}
+    found: set[Value] = set()
+
+    def sources(v: Value) -> set[Value]:
+        node = producer.get(v)
+        return {u for a in n.operands(node) for u in sources(a)} if v in inline and node is not None else {v}
+
+    def visit(block: n.Block, outside: set[Value]) -> None:
+        known = set(outside)
+        for node in block.nodes:
+            if isinstance(node, n.Gather) and _one_of_lanes(node, dims):
+                found.update(sources(node.operand) & outside)
+            for inner in n.blocks(node):
+                visit(inner, known if isinstance(node, n.Loop) else outside)
+            known.update(n.outputs(node))
+
+    visit(graph.block, set())
+    return found
+
+
+def _one_of_lanes(gather: n.Gather, dims: dict[Value, tuple[str, ...]]) -> bool:
+    """Whether a gather takes one index of a lane dim, the same for all that it reads."""
+    x, win = gather.operand, gather.window
+    starts = {gather.starts[k] for k in win.start if k is not None}
+    return all(s.size == 1 for s in starts) and any(
+        k is not None and win.sizes[d] == 1 and dims[x][d] == "lane" for d, k in enumerate(win.start)
+    )
 
 
 def _families(graph: n.Graph, apart: set[Value]) -> _Families:
@@ -206,6 +241,34 @@ def _families(graph: n.Graph, apart: set[Value]) -> _Families:
                 for block in node.blocks:
                     join(out, block.results[k])
     return families
+
+
+def _windows(graph: n.Graph, families: _Families, fixed: set[Value]) -> set[Value]:
+    """Slices at a computed start of arrays that never change: read where they are used, not copied."""
+    shared: dict[Value, int] = {}
+    for v in values(graph):
+        shared[families.find(v)] = shared.get(families.find(v), 0) + 1
+    producer = {v: node for node in n.walk(graph.block) for v in n.outputs(node)}
+    known = {*graph.params, *(v for v, _ in graph.consts)}
+
+    def constant(v: Value) -> bool:
+        node = producer.get(v)
+        if isinstance(node, n.Move):
+            return v in fixed and all(constant(a) for a in node.args)
+        return (
+            v in known
+            or isinstance(node, n.Const)
+            or (isinstance(node, n.Map | n.Dot) and shared[families.find(v)] == 1)
+        )
+
+    return {
+        node.out
+        for node in n.walk(graph.block)
+        if isinstance(node, n.Gather)
+        and not node.window.batch
+        and shared[families.find(node.out)] == 1
+        and constant(node.operand)
+    }
 
 
 def _lazy(graph: n.Graph, families: _Families) -> set[Value]:

@@ -50,6 +50,8 @@ class Plan:
     grid: int = 1
     #: nodes that the last program to finish runs, alone, after all have stored what they read (schedule.late)
     late: frozenset[Node] = field(default=frozenset(), repr=False)
+    #: estimated time of the kernel on an H200, in microseconds
+    estimate_us: float = 0.0
 
     def __str__(self) -> str:
         counts = {h: sum(1 for v in self.home.values() if v is h) for h in Home}
