@@ -1,5 +1,6 @@
 """onelaunch.torch.cross_entropy against float64 references; "#n" is a fault that users reported of such kernels."""
 
+# ruff: noqa: F811  (fixtures are imported)
 from __future__ import annotations
 
 import contextlib
@@ -13,57 +14,11 @@ onelaunch_torch = pytest.importorskip("onelaunch.torch")
 
 from onelaunch.errors import OptionError  # noqa: E402
 from onelaunch.kernels import tiles  # noqa: E402
+from onelaunch.torch import cross_entropy_ops  # noqa: E402
+from torch_rows import INF, NAN, OPTIONS, expected, kernel, labels, path, seeded, together  # noqa: E402, F401
 
 ce = onelaunch_torch.cross_entropy
-INF, NAN = float("inf"), float("nan")
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(params=["kernel", "fallback"])
-def path(request, monkeypatch):
-    """The kernel in the interpreter (with steps of 8 columns), or PyTorch's own operations."""
-    if request.param == "fallback":
-        yield "fallback"
-        return
-    monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
-    with tiles.forced(2, 8):
-        yield "kernel"
-
-
-@pytest.fixture
-def kernel(monkeypatch):
-    monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
-    with tiles.forced(2, 8):
-        yield
-
-
-def seeded(*shape, dtype=torch.float32, seed=0, scale=2.0):
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale).to(dtype)
-
-
-def labels(shape, classes, ignore=-100, seed=1, dtype=torch.int64):
-    t = torch.randint(0, classes, shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-    t.view(-1)[1::3] = ignore
-    return t
-
-
-def expected(x, t, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, lse_square_scale=0.0,
-             softcap=None, logit_scale=1.0, num_items=None):  # fmt: skip
-    """The loss in float64 by PyTorch's operations alone (1-d or class dimension 1)."""
-    z = x.double() * logit_scale
-    z = z if softcap is None else softcap * torch.tanh(z / softcap)
-    how = "sum" if num_items is not None else reduction
-    w = None if weight is None else weight.double()
-    soft = t.is_floating_point()
-    target = t.double() if soft else t.long()
-    loss = F.cross_entropy(z, target, w, ignore_index=ignore_index, reduction=how, label_smoothing=label_smoothing)
-    axis = 0 if x.ndim == 1 else 1
-    valid = torch.ones_like(z.select(axis, 0), dtype=torch.bool) if soft else target != ignore_index
-    square = torch.where(valid, torch.logsumexp(z, axis) ** 2 * lse_square_scale, 0.0)
-    if how == "none":
-        return loss + square
-    loss = loss + (square.sum() / valid.sum() if how == "mean" else square.sum())
-    return loss if num_items is None else loss / num_items
 
 
 def compare(x, t, tolerance=1e-5, **options):
@@ -79,17 +34,6 @@ def compare(x, t, tolerance=1e-5, **options):
     torch.testing.assert_close(dx, dr, rtol=tolerance, atol=tolerance)
 
 
-OPTIONS = {
-    "weight": {"weight": seeded(19, seed=3).abs()},
-    "ignore": {"ignore_index": 5},
-    "sum": {"reduction": "sum"},
-    "none": {"reduction": "none"},
-    "smooth": {"label_smoothing": 0.2},
-    "z": {"lse_square_scale": 0.03},
-    "cap": {"softcap": 3.0},
-    "scale": {"logit_scale": 0.4},
-    "items": {"num_items": 11},
-}
 PAIRS = [p for p in itertools.combinations(OPTIONS, 2) if p != ("none", "items") and p != ("sum", "none")]
 
 
@@ -112,7 +56,7 @@ def test_options_and_their_pairs(pair, soft):
     ids="+".join,
 )
 def test_kernel_with_many_options(kernel, names, soft):
-    options = {k: v for name in names for k, v in OPTIONS[name].items()}
+    options = together(*names)
     x = seeded(5, 19)
     compare(x, seeded(5, 19, seed=2).abs() if soft else labels((5,), 19), **options)
 
@@ -369,12 +313,52 @@ def test_gradients_of_probabilities(path):
     torch.testing.assert_close(found, torch.autograd.grad(expected(x, q), q)[0])
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_second_derivatives_are_refused(path, reduction):
-    x = seeded(3, 9).requires_grad_()
-    (dx,) = torch.autograd.grad(ce(x, torch.arange(3), reduction=reduction).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="first derivatives only"):
+@pytest.mark.parametrize("options", [{"reduction": "none"}, {"grad_in_forward": False}], ids=str)
+def test_second_derivatives(path, options):
+    """By PyTorch's operations; by a clear error where the gradient was made with the loss."""
+    x, t, up = seeded(4, 9, dtype=torch.float64).requires_grad_(), labels((4,), 9), torch.arange(1.0, 5.0).double()
+    more = {"softcap": 3.0, "label_smoothing": 0.1, "lse_square_scale": 0.1}
+    results = []
+    for f in (ce, expected):
+        up_ = up.clone().requires_grad_()
+        loss = f(x, t, **more, **{k: v for k, v in options.items() if f is ce or k == "reduction"})
+        (dx,) = torch.autograd.grad((loss * up_).sum(), x, create_graph=True)
+        results.append((dx, *torch.autograd.grad(dx.square().sum(), (x, up_))))
+    for a, c in zip(*results):
+        torch.testing.assert_close(a, c)
+    (dx,) = torch.autograd.grad(ce(x, t), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="grad_in_forward=False"):
         dx.square().sum().backward()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_vmap_is_one_launch(path, reduction, monkeypatch):
+    """Losses of a batch, of one batched input or both; gradients through it, and for a batch of upstream gradients."""
+    launches = []
+    launch = cross_entropy_ops.launch
+    monkeypatch.setattr(cross_entropy_ops, "launch", lambda call, *a: (launches.append(call), launch(call, *a)))
+    x, t = seeded(3, 4, 9).requires_grad_(), labels((3, 4), 9)
+    w = seeded(9, seed=3).abs()
+    f = lambda a, b: ce(a, b, w, reduction=reduction)  # noqa: E731
+    for in_dims, args in (((0, 0), (x, t)), ((0, None), (x, t[0])), ((None, 1), (x[0], t.mT)), ((1, 1), (x, t.mT[:3]))):
+        if in_dims == (1, 1):
+            args = (x[:, :3], labels((3, 3), 9))
+        launches.clear()
+        found = torch.func.vmap(f, in_dims=in_dims)(*args)
+        n = next(a.shape[d] for a, d in zip(args, in_dims) if d is not None)
+        assert len(launches) == (path == "kernel")
+        want = torch.stack(
+            [f(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims))) for i in range(n)]
+        )  # fmt: skip
+        torch.testing.assert_close(found, want)
+        g = seeded(*found.shape, seed=7)
+        for a, c in zip(torch.autograd.grad(found, x, g), torch.autograd.grad(want, x, g)):
+            torch.testing.assert_close(a, c)
+    nested = torch.func.vmap(torch.func.vmap(f))(x[:, :, None].expand(3, 4, 2, 9), t[:, :, None].expand(3, 4, 2))
+    want = torch.stack([torch.stack([f(x[i, j, None], t[i, j, None]) for j in range(4)]) for i in range(3)])
+    torch.testing.assert_close(nested, want.expand_as(nested) if reduction == "none" else want)
+    each = torch.func.vmap(lambda a, b, c: ce(a, b, c, reduction=reduction))(x, t, w.expand(3, 9))
+    torch.testing.assert_close(each, torch.func.vmap(f)(x, t))
 
 
 def test_transforms(path):
@@ -436,7 +420,7 @@ def test_operators_keep_pytorchs_rules():
     x, t, one = seeded(3, 9).requires_grad_(), torch.arange(3), torch.ones(())
     options = (-100, 0.1, 0.0, 1.0, None, False)
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(loss_op, (x, 1, t, None, one, one, True, *options), test_utils=tests)
+    torch.library.opcheck(loss_op, (x, 1, t, None, one, one, 1, True, *options), test_utils=tests)
     torch.library.opcheck(rows_op, (x, 1, t, None, True, False, *options), test_utils=tests)
 
 

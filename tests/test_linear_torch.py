@@ -1,5 +1,6 @@
 """onelaunch.torch.linear_cross_entropy against float64 references; "#n" is a reported fault."""
 
+# ruff: noqa: F811  (fixtures are imported)
 from __future__ import annotations
 
 import itertools
@@ -11,7 +12,7 @@ F = torch.nn.functional
 ot = pytest.importorskip("onelaunch.torch")
 
 from onelaunch.errors import OptionError  # noqa: E402
-from onelaunch.torch.products import accumulate, chunks, product  # noqa: E402
+from onelaunch.torch.products import accumulate, chunks, length, product  # noqa: E402
 from torch_rows import OPTIONS, expected, kernel, labels, path, seeded, together  # noqa: E402, F401
 
 lce = ot.linear_cross_entropy
@@ -63,13 +64,13 @@ def test_options_and_their_pairs(pair, soft):
 @pytest.mark.parametrize(
     "names", [("weight", "smooth", "z", "cap"), ("weight", "none", "cap", "z"), ("items", "scale")], ids="+".join
 )
-def test_kernel_with_many_options(kernel, names):  # noqa: F811
+def test_kernel_with_many_options(kernel, names):
     compare(*operands(), labels((7,), 19), **together(*names))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_dtypes(path, dtype, reduction):  # noqa: F811
+def test_dtypes(path, dtype, reduction):
     tolerance = {torch.float16: 5e-3, torch.bfloat16: 5e-2, torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
     compare(*operands(dtype=dtype), labels((7,), 19, dtype=torch.int32), tolerance, reduction=reduction)
 
@@ -83,7 +84,9 @@ def test_chunks_do_not_change_the_result(chunk):
 @pytest.mark.parametrize("tokens", [0, 1, 127, 4096, 4097, 5000, 100_000])
 def test_chunk_rule(tokens):
     """18: bounded, whole tiles, nothing left out."""
-    parts = chunks(tokens, None)
+    assert [length(h, 2) for h in (64, 2048, 3000, 4096, 16384)] == [4096, 4096, 5888, 8192, 8192]
+    assert length(4096, 4) == 4096
+    parts = chunks(tokens, 4096)
     assert [i for p in parts for i in range(p.start, p.stop)] == list(range(tokens))
     lengths = [p.stop - p.start for p in parts]
     assert all(0 < n <= 4096 for n in lengths) and all(n % 128 == 0 for n in lengths[:-1])
@@ -91,7 +94,7 @@ def test_chunk_rule(tokens):
 
 
 @pytest.mark.parametrize("shape", [(), (6,), (2, 3), (2, 1, 3)], ids=str)
-def test_shapes_of_hidden_states(path, shape):  # noqa: F811
+def test_shapes_of_hidden_states(path, shape):
     x, w, b = operands(6 if shape else 1)
     compare(x.detach().reshape(*shape, 5).requires_grad_(), w, b, labels(shape, 19) if shape else torch.tensor(4))
 
@@ -105,7 +108,7 @@ def test_reduction_none_has_the_shape_of_the_labels():
 
 @pytest.mark.parametrize("needs", list(itertools.product([False, True], repeat=3)), ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_36_every_combination_of_frozen_operands(path, needs, reduction):  # noqa: F811
+def test_36_every_combination_of_frozen_operands(path, needs, reduction):
     operands_ = [t.requires_grad_(need) for t, need in zip(operands(), needs)]
     t = labels((7,), 19)
     loss = lce(operands_[0], operands_[1], t, operands_[2], chunk=3, reduction=reduction)
@@ -147,7 +150,7 @@ def counting(function, calls):
     return counted
 
 
-def test_36_no_grad_leaves_the_operands_alone(path):  # noqa: F811
+def test_36_no_grad_leaves_the_operands_alone(path):
     x, w, b = operands()
     before = [t.detach().clone() for t in (x, w, b)]
     with torch.no_grad():
@@ -177,7 +180,7 @@ def test_18_the_whole_logits_never_exist():
         assert Sizes.largest <= max(chunk * classes, tokens * features), reduction
 
 
-def test_6_backward_twice_gives_the_same(path):  # noqa: F811
+def test_6_backward_twice_gives_the_same(path):
     for reduction in ("mean", "none"):
         x, w, b = operands()
         y = lce(x, w, labels((7,), 19), b, chunk=3, reduction=reduction).sum() * 2
@@ -191,7 +194,7 @@ def test_6_backward_twice_gives_the_same(path):  # noqa: F811
             torch.autograd.grad(y, x)
 
 
-def test_14_16_upstream_gradients_of_tokens_come_before_the_products(path):  # noqa: F811
+def test_14_16_upstream_gradients_of_tokens_come_before_the_products(path):
     """Sparse and expanded ones too."""
     x, w, b = operands()
     t = labels((7,), 19)
@@ -215,7 +218,7 @@ def test_15_weight_gradients_are_summed_in_f32():
     assert (poor.float() - exact).abs().max() > 5 * (found.float() - exact).abs().max()
 
 
-def test_other_outputs(path):  # noqa: F811
+def test_other_outputs(path):
     x, w, b = operands()
     t = labels((7,), 19)
     out = lce(x, w, t, b, chunk=3, lse_square_scale=0.1, return_lse=True, return_z_loss=True,
@@ -253,13 +256,13 @@ def test_1_10_nothing_to_count():
 
 
 @pytest.mark.parametrize("bad", [19, -1, 2**40])
-def test_21_labels_out_of_range_give_nan(path, bad):  # noqa: F811
+def test_21_labels_out_of_range_give_nan(path, bad):
     x, w, b = operands(3)
     loss = lce(x, w, torch.tensor([1, bad, -100]), b, reduction="none", chunk=2)
     assert loss.isnan().tolist() == [False, True, False]
 
 
-def test_f16_gradients_survive_many_tokens(path):  # noqa: F811
+def test_f16_gradients_survive_many_tokens(path):
     """A mean over 100,000 tokens with a loss scale of 2^16, larger than any f16: nothing vanishes or overflows."""
     x, w, _ = operands(dtype=torch.float16, bias=False)
     t = torch.arange(7)
@@ -340,13 +343,22 @@ def test_transforms():
     torch.testing.assert_close(found, want)
 
 
-def test_second_derivatives_are_refused():
-    x, w, _ = operands(bias=False)
-    for reduction in ("mean", "none"):
-        loss = lce(x, w, labels((7,), 19), reduction=reduction).sum()
-        (dx,) = torch.autograd.grad(loss, x, create_graph=True)
-        with pytest.raises(RuntimeError, match="first derivatives only"):
-            dx.square().sum().backward()
+@pytest.mark.parametrize("options", [{"reduction": "none"}, {"grad_in_forward": False}], ids=str)
+def test_second_derivatives(options):
+    """By PyTorch's operations; by a clear error where the gradient was made with the loss."""
+    x, w, b = operands(dtype=torch.float64)
+    t = labels((7,), 19)
+    loss = lce(x, w, t, b, chunk=3, softcap=4.0, **options).sum()
+    want = wanted(x, w, t, b, softcap=4.0, reduction=options.get("reduction", "mean")).sum()
+    results = []
+    for value in (loss, want):
+        first = torch.autograd.grad(value, (x, w, b), create_graph=True)
+        results.append((*first, *torch.autograd.grad(sum(g.square().sum() for g in first), (x, w, b))))
+    for a, c in zip(*results):
+        torch.testing.assert_close(a, c)
+    (dx,) = torch.autograd.grad(lce(x, w, t, b), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="grad_in_forward=False"):
+        dx.square().sum().backward()
 
 
 def test_gradients_of_probabilities():

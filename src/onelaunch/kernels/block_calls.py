@@ -16,16 +16,16 @@ from onelaunch.sparse.layout import BlockLayout
 SINGLE = 16384
 
 #: Elements of a program's tile where lines are short.
-TILE = 4096
-
-#: Whether a line may be in two tiles, of a half and a quarter of the next power of two.
-FINE = True
+TILE = 2048
 
 #: Tiles of J, J / 2, J / 4 and J / 8 blocks.
 LEVELS = 4
 
 #: A line that is read twice moves three arrays' bytes where two would do.
 _TWICE = 1.5
+
+#: A narrower tile is taken for this much more: it leaves more programs to a processor.
+_NARROW = 1.02
 
 #: What an idle lane costs, as a share of one that carries a number.
 _IDLE = 0.3
@@ -69,14 +69,13 @@ def _tile(layout: BlockLayout) -> BlockTile:
     """Blocks by what the lines would cost: idle lanes of wide tiles against a second reading of long lines."""
     counts = np.diff(layout.tables.row_start)
     counts = counts[counts > 0]
-    best, blocks = np.inf, 1
+    costs = {}
     width = 1
     while width * layout.block <= SINGLE:
-        held = np.maximum(1 << np.ceil(np.log2(np.maximum(counts, 1))).astype(int), width >> (LEVELS - 1))
-        cost = np.where(counts > width, counts * _TWICE, counts + _IDLE * (held - counts)).sum()
-        if cost < best:
-            best, blocks = cost, width
+        held = np.maximum(1 << np.ceil(np.log2(counts)).astype(int), width >> (LEVELS - 1))
+        costs[width] = np.where(counts > width, counts * _TWICE, counts + _IDLE * (held - counts)).sum()
         width *= 2
+    blocks = next(width for width, cost in costs.items() if cost <= _NARROW * min(costs.values()))
     rows = max(1, min(layout.block, TILE // (blocks * layout.block)))
     return BlockTile(rows, blocks, min(16, max(1, rows * blocks * layout.block // 1024)))
 
@@ -126,6 +125,5 @@ def _call(function: str, layout: BlockLayout, items: int, numbers: dict[str, Any
     numbers |= {"B": layout.block, "ROWS": tile.rows, "J": tile.blocks}
     if levels:
         numbers |= {"LEVELS": min(LEVELS, tile.blocks.bit_length()), "LOOP": layout.longest_row > tile.blocks}
-        numbers |= {"FINE": FINE}
     programs = layout.planes * layout.rows * items * (layout.block // tile.rows)
     return Call("block_softmax", function, numbers, (programs,), tile.warps)

@@ -38,23 +38,12 @@ def plane_of(dense, item, line, rows, heads, sz, si, sh):
 
 
 @triton.jit
-def fits(count, J: tl.constexpr, SPLIT: tl.constexpr, LAST: tl.constexpr):
-    """Whether a line of ``count`` blocks is for the tile of J: no smaller one holds it (SPLIT: nor two, of 3 / 4 J)."""
-    if SPLIT:
-        return (count > J // 2 + J // 4) & (count <= J)
-    elif LAST:
+def fits(count, J: tl.constexpr, LAST: tl.constexpr):
+    """Whether a line of ``count`` blocks is for the tile of J; LAST: there is no smaller one."""
+    if LAST:
         return count <= J
     else:
         return (count > J // 2) & (count <= J)
-
-
-@triton.jit
-def fits_two(count, J: tl.constexpr, LAST: tl.constexpr):
-    """Whether a line of ``count`` blocks is for two tiles, of J / 2 and J / 4."""
-    if LAST:
-        return count <= J // 2 + J // 4
-    else:
-        return (count > J // 2) & (count <= J // 2 + J // 4)
 
 
 @triton.jit
@@ -155,33 +144,6 @@ def once(
 
 
 @triton.jit
-def in_two(
-    x, y, lse, column, rpe, attn, pad, rel, row, query, count,
-    rm, rn, am, an, pn, lm, ln, extent,
-    MODE: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, ATTN_MUL: tl.constexpr, PAD_MUL: tl.constexpr,
-    B: tl.constexpr, J: tl.constexpr,
-):  # fmt: skip
-    """A line that two tiles hold, of J / 2 and J / 4: fewer idle lanes than in one of J."""
-    z = scores(
-        x, column, rpe, attn, pad, rel, row, query, count, rm, rn, am, an, pn, lm, ln, extent,
-        SCALE, CAUSAL, ATTN_MUL, PAD_MUL, B, J // 2,
-    )  # fmt: skip
-    more = scores(
-        x + (J // 2) * B * B, column + J // 2, rpe, attn, pad, rel, row, query, count - J // 2,
-        rm, rn, am, an, pn, lm, ln, extent, SCALE, CAUSAL, ATTN_MUL, PAD_MUL, B, J // 4,
-    )  # fmt: skip
-    top = tl.maximum(tl.max(z, 1), tl.max(more, 1))
-    shift = finite(top)
-    total = tl.sum(tl.exp(z - shift[:, None]), 1) + tl.sum(tl.exp(more - shift[:, None]), 1)
-    if MODE == 2:
-        tl.store(lse + row, (tl.log(total) + shift).to(lse.dtype.element_ty))
-    else:
-        number = normaliser(top, total, MODE)
-        give(y, z, shift, number, row, count, MODE, B, J // 2)
-        give(y + (J // 2) * B * B, more, shift, number, row, count - J // 2, MODE, B, J // 4)
-
-
-@triton.jit
 def in_steps(
     x, y, lse, column, rpe, attn, pad, rel, row, query, count,
     rm, rn, am, an, pn, lm, ln, extent,
@@ -225,10 +187,9 @@ def block_softmax_forward(
     items, nnz, lines, rows, heads, extent,
     rz, ri, rh, rm, rn, az, ai, ah, am, an, pz, pi, pn, lz, li, lh, lm, ln,
     MODE: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, ATTN_MUL: tl.constexpr, PAD_MUL: tl.constexpr,
-    B: tl.constexpr, ROWS: tl.constexpr,
-    J: tl.constexpr, LEVELS: tl.constexpr, FINE: tl.constexpr, LOOP: tl.constexpr,
+    B: tl.constexpr, ROWS: tl.constexpr, J: tl.constexpr, LEVELS: tl.constexpr, LOOP: tl.constexpr,
 ):  # fmt: skip
-    """y: values, or (items, lines, B) for logsumexp. LOOP: some line has more than J blocks; FINE: tiles of 3 / 4."""
+    """y: values, or (items, lines, B) for logsumexp. LOOP: some line has more than J blocks."""
     line, item, first, count, row = line_of(row_start, order, items, B, ROWS)
     query = line % rows * B + row
     start = (item.to(tl.int64) * nnz + first) * (B * B)
@@ -242,13 +203,8 @@ def block_softmax_forward(
     if rel is not None:
         rel = plane_of(rel, item, line, rows, heads, lz, li, lh)
     for level in tl.static_range(LEVELS):
-        if fits(count, J >> level, FINE and (J >> level) >= 4, level + 1 == LEVELS):
+        if fits(count, J >> level, level + 1 == LEVELS):
             once(
-                x + start, y + start, lse, column + first, rpe, attn, pad, rel, row, query, count,
-                rm, rn, am, an, pn, lm, ln, extent, MODE, SCALE, CAUSAL, ATTN_MUL, PAD_MUL, B, J >> level,
-            )  # fmt: skip
-        if FINE and (J >> level) >= 4 and fits_two(count, J >> level, level + 1 == LEVELS):
-            in_two(
                 x + start, y + start, lse, column + first, rpe, attn, pad, rel, row, query, count,
                 rm, rn, am, an, pn, lm, ln, extent, MODE, SCALE, CAUSAL, ATTN_MUL, PAD_MUL, B, J >> level,
             )  # fmt: skip
@@ -294,33 +250,19 @@ def slope(dx, out, up, total, row, left, MODE: tl.constexpr, FACTOR: tl.constexp
 
 
 @triton.jit
-def back_in_two(y, g, dx, row, count, MODE: tl.constexpr, FACTOR: tl.constexpr, B: tl.constexpr, J: tl.constexpr):
-    """The gradient of a line that two tiles hold, of J / 2 and J / 4."""
-    out, up = part(y, g, row, count, MODE, B, J // 2)
-    rest = (J // 2) * B * B
-    out_, up_ = part(y + rest, g + rest, row, count - J // 2, MODE, B, J // 4)
-    total = share(out, up, MODE) + share(out_, up_, MODE)
-    slope(dx, out, up, total, row, count, MODE, FACTOR, B, J // 2)
-    slope(dx + rest, out_, up_, total, row, count - J // 2, MODE, FACTOR, B, J // 4)
-
-
-@triton.jit
 def block_softmax_backward(
     y, g, row_start, order, dx,
     items, nnz,
     MODE: tl.constexpr, FACTOR: tl.constexpr,
-    B: tl.constexpr, ROWS: tl.constexpr,
-    J: tl.constexpr, LEVELS: tl.constexpr, FINE: tl.constexpr, LOOP: tl.constexpr,
+    B: tl.constexpr, ROWS: tl.constexpr, J: tl.constexpr, LEVELS: tl.constexpr, LOOP: tl.constexpr,
 ):  # fmt: skip
     """dx from the output y of softmax or log-softmax and its upstream gradient g, times FACTOR."""
     _, item, first, count, row = line_of(row_start, order, items, B, ROWS)
     start = (item.to(tl.int64) * nnz + first) * (B * B)
     for level in tl.static_range(LEVELS):
-        if fits(count, J >> level, FINE and (J >> level) >= 4, level + 1 == LEVELS):
+        if fits(count, J >> level, level + 1 == LEVELS):
             out, up = part(y + start, g + start, row, count, MODE, B, J >> level)
             slope(dx + start, out, up, share(out, up, MODE), row, count, MODE, FACTOR, B, J >> level)
-        if FINE and (J >> level) >= 4 and fits_two(count, J >> level, level + 1 == LEVELS):
-            back_in_two(y + start, g + start, dx + start, row, count, MODE, FACTOR, B, J >> level)
     if LOOP and count > J:
         out, up = part(y + start, g + start, row, count, MODE, B, J)
         total = share(out, up, MODE)

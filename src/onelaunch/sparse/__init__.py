@@ -1,5 +1,6 @@
-"""Block-sparse layouts, free of any framework: ``BlockLayout`` and rules that make one."""
+"""Block-sparse layouts, free of any framework: ``BlockLayout``, rules that make one, DeepSpeed's families."""
 
+from onelaunch.sparse.families import big_bird, fixed, longformer, variable
 from onelaunch.sparse.layout import BLOCKS, BlockLayout
 from onelaunch.sparse.rules import (
     causal,
@@ -16,13 +17,17 @@ from onelaunch.sparse.rules import (
 __all__ = [
     "BLOCKS",
     "BlockLayout",
+    "big_bird",
     "causal",
     "dense",
     "dilated",
+    "fixed",
     "from_elements",
     "from_function",
     "from_mask_mod",
     "global_tokens",
+    "longformer",
     "random",
     "sliding_window",
+    "variable",
 ]

@@ -65,15 +65,17 @@ def fitted(
     return t.reshape(*t.shape[:-1], *(1,) * between, t.shape[-1])
 
 
-def five(t: Tensor | None, lead: Sequence[int], layout: BlockLayout) -> Tensor | None:
-    """A fitted array as a view (items, batch items, heads, queries, last axis), stride 0 where it broadcasts."""
+def five(t: Tensor | None, lead: Sequence[int], layout: BlockLayout, last: int | None = None) -> Tensor | None:
+    """A fitted array as a view (items, batch items, heads, queries, keys or ``last``), stride 0 where it broadcasts."""
     if t is None:
         return None
     items = math.prod(lead)
     t = t.expand(*lead, *t.shape[len(lead) :]).reshape(items, *t.shape[len(lead) :])
     if layout.batch is None:
         t = t.unsqueeze(1)
-    return t.expand(items, layout.batch or 1, layout.heads, layout.shape[-2], t.shape[-1])
+    return t.expand(
+        items, layout.batch or 1, layout.heads, layout.shape[-2], layout.shape[-1] if last is None else last
+    )
 
 
 def summed(dz: Tensor, layout: BlockLayout, shape: Sequence[int]) -> Tensor:

@@ -139,9 +139,9 @@ def forward(x: Tensor, dense: Sequence[Tensor | None], layout: BlockLayout, opti
 
 def _arrays(x: Tensor, dense: Sequence[Tensor | None], layout: BlockLayout) -> tuple[Any, Any, int]:
     """The dense arrays in five dimensions, their strides, and the extent of relative logits."""
-    whole = [five(t, x.shape[:-3], layout) for t in dense]
+    extent = 0 if dense[3] is None else dense[3].shape[-1]
+    whole = [five(t, x.shape[:-3], layout, extent if i == 3 else None) for i, t in enumerate(dense)]
     strides = {letter: None if t is None else t.stride() for letter, t in zip("rapl", whole)}
-    extent = 0 if whole[3] is None else whole[3].shape[-1]
     return dict(zip(("rpe", "attn", "pad", "rel"), whole)), strides, extent
 
 

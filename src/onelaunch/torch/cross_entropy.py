@@ -41,8 +41,9 @@ def cross_entropy(
     Returns the loss, or a CrossEntropyOutput if any ``return_...`` is set: lse (like labels), z_loss (as the loss is
     reduced), predicted_tokens (int64, like labels) and token_accuracy (mean over what counts); the last two without
     derivative. Weights and, in the kernels, probabilities get no gradient: probabilities that require one take
-    PyTorch's own operations, as do torch.func's gradients. Second derivatives raise RuntimeError. Raises OptionError,
-    TypeError or ValueError.
+    PyTorch's own operations, as do torch.func's gradients, and gradients made with ``create_graph=True``. Second
+    derivatives need ``grad_in_forward=False`` where loss and gradient would be one launch, else raise RuntimeError.
+    Raises OptionError, TypeError or ValueError.
     """
     axis = 0 if input.ndim == 1 else 1
     soft = target.is_floating_point()
@@ -108,9 +109,10 @@ def _whole(
         loss = _Attach.apply(grad, loss)
     else:
         loss, _, best = loss_op(
-            x, axis, target, weight, factor, zfactor, argmax,
+            x, axis, target, weight, factor, zfactor, 1, argmax,
             options.ignore, options.smooth, options.zscale, options.scale, options.cap, options.soft,
         )  # fmt: skip
+        loss = loss.reshape(())
     return CrossEntropyOutput(loss, predicted_tokens=best if argmax else None)
 
 

@@ -92,16 +92,26 @@ def _unrows(d: Tensor, x: Tensor, axis: int) -> Tensor:
 
 @torch.library.custom_op("onelaunch::cross_entropy", mutates_args=())
 def loss_op(
-    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor, zfactor: Tensor, want_best: bool,
-    ignore: int, smooth: float, zscale: float, scale: float, cap: float | None, soft: bool,
+    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor, zfactor: Tensor, examples: int,
+    want_best: bool, ignore: int, smooth: float, zscale: float, scale: float, cap: float | None, soft: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Losses summed for each example, the gradients, the largest logits' places.
+
+    The rows are those of so many examples one after another; factor, zfactor: one number, or one for each example.
+    """
     grad = torch.empty_like(x)
     best = torch.empty(_count(x, axis) if want_best else 0, dtype=torch.int64, device=x.device)
     options = Loss(ignore, smooth, zscale, scale, cap, soft)
+    factor, zfactor = (_each_row(t, examples, _count(x, axis)) for t in (factor, zfactor))
     losses, _, _ = evaluate(
         x, axis, target, weight, factor, zfactor, options, want_best, best if want_best else None, grad
     )  # fmt: skip
-    return losses.sum(), grad, best
+    return losses.reshape(examples, -1).sum(1), grad, best
+
+
+def _each_row(t: Tensor, examples: int, rows: int) -> Tensor:
+    """One number for each row, where there is one for each example."""
+    return t if t.numel() == 1 else t.reshape(examples, 1).expand(examples, rows // examples).reshape(-1)
 
 
 @torch.library.custom_op("onelaunch::cross_entropy_rows", mutates_args=())
@@ -132,10 +142,7 @@ def backward(
     kind = reference.wide(x.dtype)
     if not by_kernel(x):
         rows = reference.Rows(_rows(x, axis), _flat(target, axis, options.soft), weight, options)
-        up = up.to(kind).expand_as(mass)
-        push = torch.where(mass == 0, 0.0, mass * up)
-        push = push if extra is None else push + extra
-        return dx.copy_(_unrows(rows.gradient(push, up), x, axis))
+        return dx.copy_(_unrows(rows.pulled(mass, up, extra), x, axis))
     rows_, (x_, t_, _) = rows_of(axis, x.shape, (x, target if options.soft else None, dx))
     up, us = _spread(up)
     extra, es = (None, 0) if extra is None else _spread(extra)
@@ -164,8 +171,11 @@ def _fake_rows(x: Tensor, axis: int, want_best: bool) -> tuple[Tensor, ...]:
 
 
 @loss_op.register_fake
-def _(x: Tensor, axis: int, target: Any, weight: Any, factor: Any, zfactor: Any, want_best: bool, *_: Any) -> Any:
-    return x.new_empty((), dtype=reference.wide(x.dtype)), torch.empty_like(x), _fake_rows(x, axis, want_best)[3]
+def _(
+    x: Tensor, axis: int, target: Any, weight: Any, factor: Any, zfactor: Any, examples: int, want_best: bool, *_: Any
+) -> Any:
+    losses = x.new_empty(examples, dtype=reference.wide(x.dtype))
+    return losses, torch.empty_like(x), _fake_rows(x, axis, want_best)[3]
 
 
 @rows_op.register_fake
@@ -183,7 +193,7 @@ def _(x: Tensor, *_: Any) -> Tensor:
 
 def _save_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.count = len(inputs)
+    ctx.count, ctx.axis, ctx.examples = len(inputs), inputs[1], inputs[6]
     ctx.save_for_backward(output[1])
 
 
@@ -194,7 +204,11 @@ def _loss_backward(ctx: Any, g: Tensor | None, g_grad: Tensor | None, _: Any) ->
     if g is None:
         return (None, *rest)
     (grad,) = ctx.saved_tensors
-    return (rescaled(grad, g) if may_overwrite(grad, g) else grad * g, *rest)
+    if ctx.examples == 1:
+        return (rescaled(grad, g) if may_overwrite(grad, g) else grad * g.reshape(()), *rest)
+    shape = [n for i, n in enumerate(grad.shape) if i != ctx.axis]
+    each = g.reshape(-1, 1).expand(-1, _count(grad, ctx.axis) // ctx.examples)
+    return (grad * each.reshape(shape).unsqueeze(ctx.axis).to(grad.dtype), *rest)
 
 
 def may_overwrite(*tensors: Tensor) -> bool:
@@ -239,6 +253,12 @@ def _rows_backward(ctx: Any, up: Tensor | None, extra: Tensor | None, _: Any, __
     x, target, weight, lse, mass = ctx.saved_tensors
     axis, *options = ctx.settings
     up = lse.new_zeros(1) if up is None else up
+    if torch.is_grad_enabled():
+        # This gradient is to have a derivative, which PyTorch's operations have.
+        ignore, smooth, scale, cap, soft = options
+        loss = Loss(ignore, smooth, 0.0, scale, cap, soft)
+        rows = reference.Rows(_rows(x, axis), _flat(target, axis, soft), weight, loss)
+        return (_unrows(rows.pulled(mass, up, extra), x, axis).to(x.dtype), *rest)
     return (rows_backward_op(x, axis, target, weight, lse, mass, up, extra, *options), *rest)
 
 
@@ -247,7 +267,7 @@ rows_op.register_autograd(_rows_backward, setup_context=_save_rows)
 rows_backward_op.register_autograd(refuse_twice, setup_context=lambda ctx, inputs, output: None)
 
 
-# --- vmap: one example after another -----------------------------------------------------------------------
+# --- vmap: the batch's rows in one launch ------------------------------------------------------------------
 
 
 def one_by_one(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -264,5 +284,47 @@ def one_by_one(op: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-for _op in (loss_op, rows_op, rows_backward_op):
-    _op.register_vmap(one_by_one(_op))
+def _front(t: Tensor, dim: int | None, size: int) -> Tensor:
+    """The batch dimension first; where there is none, the same for every example."""
+    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+
+def _batch_loss(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+    if in_dims[3] is not None:  # every example has class weights of its own
+        return one_by_one(loss_op)(info, in_dims, *args)
+    n = info.batch_size
+    x, axis, target, weight, factor, zfactor, examples, *rest = args
+    x, target = _front(x, in_dims[0], n), _front(target, in_dims[2], n)
+    numbers = [_front(t, d, n).reshape(n, -1) for t, d in ((factor, in_dims[4]), (zfactor, in_dims[5]))]
+    numbers = [t.expand(n, examples).reshape(-1) for t in numbers]
+    losses, grad, best = loss_op(x, axis + 1, target, weight, *numbers, n * examples, *rest)
+    return (losses.reshape(n, -1), grad, best.reshape(n, -1)), (0, 0, 0)
+
+
+def _batch_rows(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+    if in_dims[3] is not None:
+        return one_by_one(rows_op)(info, in_dims, *args)
+    n = info.batch_size
+    x, axis, target, *rest = args
+    found = rows_op(_front(x, in_dims[0], n), axis + 1, _front(target, in_dims[2], n), *rest)
+    return tuple(t.reshape(n, -1) for t in found), (0,) * 4
+
+
+def _batch_rows_backward(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+    if in_dims[3] is not None:
+        return one_by_one(rows_backward_op)(info, in_dims, *args)
+    n = info.batch_size
+    x, axis, target, weight, *vectors, extra_, ignore, smooth, scale, cap, soft = args
+    lse, mass, up = (_front(t, d, n) for t, d in zip(vectors, in_dims[4:7]))
+    up = up.reshape(n, -1).expand(lse.shape).reshape(-1)
+    more = None if extra_ is None else _front(extra_, in_dims[7], n).reshape(n, -1).expand(lse.shape).reshape(-1)
+    dx = rows_backward_op(
+        _front(x, in_dims[0], n), axis + 1, _front(target, in_dims[2], n), weight, lse.reshape(-1), mass.reshape(-1),
+        up, more, ignore, smooth, scale, cap, soft,
+    )  # fmt: skip
+    return dx, 0
+
+
+loss_op.register_vmap(_batch_loss)
+rows_op.register_vmap(_batch_rows)
+rows_backward_op.register_vmap(_batch_rows_backward)

@@ -38,11 +38,12 @@ def _machine(device: torch.device) -> Machine:
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func is at work, which asks for gradients in ways that operators do not know."""
+    """Whether torch.func asks for gradients, in ways that operators do not know; vmap alone they know."""
     if torch.compiler.is_compiling():
         return False
-    active = getattr(torch._C, "_are_functorch_transforms_active", None)
-    return active is not None and bool(active())
+    functorch: Any = getattr(torch._C, "_functorch", None)
+    stack = getattr(functorch, "get_interpreter_stack", lambda: None)()
+    return any(level.key() != functorch.TransformType.Vmap for level in stack or ())
 
 
 def rows_of(

@@ -38,11 +38,12 @@ def linear_cross_entropy(
     ``grad_in_forward=False``) backward makes the logits again, a fourth product, and saves the inputs alone. What
     needs no gradient costs nothing. Memory: the gradients, and the logits of one chunk.
 
-    chunk: tokens at once (default: a rule, ``products.CHUNK``). accum_dtype: in which the weight's gradient is summed
-    over chunks, f32 (f64 for f64) unless given; the gradient itself has the weight's dtype.
+    chunk: tokens at once (default: 4,096 to 8,192, by ``products.length``). accum_dtype: in which the weight's gradient
+    is summed over chunks, f32 (f64 for f64) unless given; the gradient itself has the weight's dtype.
 
-    Probabilities that require a gradient and torch.func's gradients take PyTorch's own operations on whole logits.
-    Second derivatives raise RuntimeError. Raises OptionError, TypeError or ValueError.
+    Probabilities that require a gradient, torch.func's gradients, and gradients made with ``create_graph=True`` take
+    PyTorch's own operations on whole logits. Second derivatives need ``grad_in_forward=False`` where the gradient would
+    be made with the loss, else they raise RuntimeError. Raises OptionError, TypeError or ValueError.
     """
     soft = target.is_floating_point()
     how = Reduction(reduction, num_items, empty_mean)

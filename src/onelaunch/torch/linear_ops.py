@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from onelaunch.kernels.calls import Loss
 from onelaunch.torch import reference
 from onelaunch.torch.cross_entropy_ops import backward, evaluate, may_overwrite, one_by_one, rescaled
-from onelaunch.torch.products import accumulate, chunks, product
+from onelaunch.torch.products import accumulate, chunks, length, product
 from onelaunch.torch.softmax import refuse_twice
 
 # hidden (tokens, features), weight (classes, features), bias (classes) or None; ``kind`` is the dtype of logits and
@@ -84,7 +85,7 @@ def linear_loss_op(
     """Summed loss; gradients of hidden, weight and bias (empty where not needed); the largest logits' places."""
     options = Loss(ignore, smooth, zscale, scale, cap, soft)
     needs = (need_hidden, need_weight, need_bias)
-    parts = chunks(hidden.shape[0], chunk)
+    parts = _parts(hidden, kind, chunk)
     head = Head.of(weight, bias, kind)
     grads = Gradients(hidden, head, needs, _kept(hidden, weight, bias), accum, len(parts) > 1)
     best = torch.empty(hidden.shape[0] if want_best else 0, dtype=torch.int64, device=hidden.device)
@@ -100,6 +101,10 @@ def linear_loss_op(
         grads.add(part, some, z)
     del buffer, z  # before the result needs memory
     return (total, *grads.result(), best)
+
+
+def _parts(hidden: Tensor, kind: torch.dtype, chunk: int | None) -> list[slice]:
+    return chunks(hidden.shape[0], length(hidden.shape[1], kind.itemsize) if chunk is None else chunk)
 
 
 def _kept(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
@@ -122,7 +127,7 @@ def linear_rows_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Loss, lse, mass and place of the largest logit of every token."""
     options = Loss(ignore, smooth, 0.0, scale, cap, soft)
-    parts = chunks(hidden.shape[0], chunk)
+    parts = _parts(hidden, kind, chunk)
     head = Head.of(weight, bias, kind)
     best = torch.empty(hidden.shape[0] if want_best else 0, dtype=torch.int64, device=hidden.device)
     z = buffer = _buffer(parts, head)
@@ -152,7 +157,7 @@ def linear_rows_backward_op(
     """Gradients of hidden, weight and bias; each token's upstream gradients are folded in before the products."""
     options = Loss(ignore, smooth, 0.0, scale, cap, soft)
     needs = (need_hidden, need_weight, need_bias)
-    parts = chunks(hidden.shape[0], chunk)
+    parts = _parts(hidden, kind, chunk)
     head = Head.of(weight, bias, kind)
     dtypes = (hidden.dtype, weight.dtype, (weight if bias is None else bias).dtype)
     grads = Gradients(hidden, head, needs, dtypes, accum, len(parts) > 1)
@@ -253,8 +258,25 @@ def _rows_backward(ctx: Any, up: Tensor | None, extra: Tensor | None, _: Any, __
     *given, lse, mass = ctx.saved_tensors
     up = lse.new_zeros(1) if up is None else up
     needs = tuple(ctx.needs_input_grad[:3])
+    if torch.is_grad_enabled():
+        return (*_differentiable(given, needs, lse, mass, up, extra, ctx.settings), *rest[3:])
     grads = linear_rows_backward_op(*given, lse, mass, up, extra, *needs, *ctx.settings)
     return (*(g if need else None for g, need in zip(grads, needs)), *rest[3:])
+
+
+def _differentiable(
+    given: list[Any], needs: tuple[bool, ...], lse: Tensor, mass: Tensor, up: Tensor, extra: Tensor | None,
+    settings: tuple[Any, ...],
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradients by PyTorch's operations on whole logits, for gradients that are to have derivatives."""
+    hidden, weight, bias, target, class_weight = given
+    kind, _, _, ignore, smooth, scale, cap, soft = settings
+    x, w = hidden.to(kind), weight.to(kind)
+    z = functional.linear(x, w, None if bias is None else bias.to(kind))
+    d = reference.Rows(z, target, class_weight, Loss(ignore, smooth, 0.0, scale, cap, soft)).pulled(mass, up, extra)
+    d = d.to(kind)
+    grads = (lambda: d @ w, lambda: d.t() @ x, lambda: d.sum(0))
+    return [grad().to(t.dtype) if need else None for grad, need, t in zip(grads, needs, given)]
 
 
 linear_loss_op.register_autograd(_loss_backward, setup_context=_save_loss)

@@ -154,7 +154,7 @@ def patch(model: nn.Module, head: nn.Module | None = None) -> Patch:
     if "forward" in vars(owner):
         raise ValueError(f"forward of {original.__name__} was replaced on the object: call patch before that")
     loss = getattr(getattr(owner, "loss_function", None), "__name__", "")
-    owner.__class__ = _subclass(original, loss, name, place)
+    owner.__class__ = _subclass(original, loss, name, place)  # type: ignore[arg-type]
     linear.__class__ = DeferringLinear
     return Patch(owner)
 
@@ -183,7 +183,7 @@ def _subclass(original: type[nn.Module], loss: str, head: str, labels: int) -> t
 
 
 def _revive(original: type[nn.Module], loss: str, head: str, labels: int) -> nn.Module:
-    kind = _subclass(original, loss, head, labels)
+    kind = _subclass(original, loss, head, labels)  # type: ignore[arg-type]
     return kind.__new__(kind)
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: Tokens whose logits are held at once. Every chunk reads and writes the sum of the weight's gradients, whose share of
-#: the time falls with the chunk's length; the logits' memory grows with it.
-CHUNK = 4096
+#: Least and most tokens whose logits are held at once. Every chunk reads and writes the sum of the weight's gradients,
+#: whose share of the time falls with the chunk's length, whatever the sizes; the logits' memory grows with it.
+CHUNKS = 4096, 8192
 
 #: Chunks are multiples of this many tokens: the tiles of the matrix products are full.
 TILE = 128
 
 
-def chunks(tokens: int, asked: int | None) -> list[slice]:
-    """Ranges of tokens of nearly equal length, at most ``asked`` (or CHUNK) each; none for no tokens."""
-    limit = CHUNK if asked is None else asked
+def length(features: int, itemsize: int) -> int:
+    """The rule: within CHUNKS, as many tokens as make logits of the size of the weight gradient's f32 sum."""
+    return min(max(4 * features // itemsize // TILE * TILE, CHUNKS[0]), CHUNKS[1])
+
+
+def chunks(tokens: int, limit: int) -> list[slice]:
+    """Ranges of tokens of nearly equal length, at most ``limit`` each; none for no tokens."""
     number = -(-tokens // limit)
     if number <= 1:
         return [slice(0, tokens)] if tokens else []

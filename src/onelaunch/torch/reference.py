@@ -131,3 +131,9 @@ class Rows:
         if self.options.cap is not None:
             d = d * (1 - (self.z / self.options.cap) ** 2)
         return d
+
+    def pulled(self, mass: Tensor, up: Tensor, extra: Tensor | None) -> Tensor:
+        """The gradient from upstream gradients of losses (``up``, one number or one a row) and of lse (``extra``)."""
+        up = up.to(mass.dtype).expand_as(mass)
+        push = torch.where(mass == 0, 0.0, mass * up)
+        return self.gradient(push if extra is None else push + extra, up)

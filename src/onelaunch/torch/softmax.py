@@ -189,13 +189,17 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     y, x, mask, keep = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        # This gradient is to have a derivative, which PyTorch's operations have.
+        axis, *options, dtype = ctx.settings
+        return (reference.softmax_backward(y, g, x, mask, keep, axis, Scores(*options)).to(dtype), *(None,) * 8)
     return (softmax_backward_op(y, g, x, mask, keep, *ctx.settings), *(None,) * 8)
 
 
 def refuse_twice(ctx: Any, *gradients: Any) -> NoReturn:
-    """The derivative of a gradient kernel."""
+    """The derivative of a gradient that was made with the loss."""
     raise RuntimeError(
-        "onelaunch's row kernels have first derivatives only; use torch.nn.functional where you need second ones"
+        "this gradient was made with the loss and has no derivative: pass grad_in_forward=False for second derivatives"
     )
 
 
