@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,12 @@ import jax
 
 from onelaunch import build, compat, derive, target
 from onelaunch.emit.kernel import Kernel
-from onelaunch.errors import BuildError, FusionError, OptionError, Refusal
+from onelaunch.errors import REPORT, BuildError, FusionError, OptionError, Refusal, Where
 from onelaunch.launch import jax as launch
-from onelaunch.primitive import Fused, Program, run_parts
+from onelaunch.primitive import Program, run_parts
 from onelaunch.report.explain import Explanation
 from onelaunch.schedule.plan import Plan
+from onelaunch.single import Fused
 
 FALLBACKS = ("xla", "error")
 assert derive.RULES  # the derivatives of fused programs are registered
@@ -165,7 +167,23 @@ class fuse:
         self._jitted: Any = jax.jit(inner, donate_argnums=donate_argnums, donate_argnames=donate_argnames, **static)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._jitted(*args, **kwargs)
+        try:
+            return self._jitted(*args, **kwargs)
+        except RuntimeError as error:
+            if not launch.is_launch_failure(error):
+                raise
+            return self._unlaunched(error)(*args, **kwargs)
+
+    def _unlaunched(self, error: RuntimeError) -> Any:
+        """What to call from now on: a kernel that built did not launch."""
+        code = getattr(self.__wrapped__, "__code__", None)
+        where = Where(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
+        refusal = Refusal(where, self._name, f"its kernel does not launch ({error})", REPORT, "launch")
+        if self.fallback == "error":
+            raise FusionError(refusal) from error
+        warnings.warn(f"onelaunch: {refusal}", stacklevel=3)
+        self._jitted = self._plain
+        return self._plain
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A fused method binds like a function."""
@@ -189,7 +207,8 @@ class fuse:
         """The parts of a trace, bound one by one: effects stay equations of the caller's, for JAX to transform."""
         program = Program(traced.jaxpr, self._name, self.interpret, strict=False)
         leaves = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.core.Tracer)]
-        return run_parts(program.split(derived=False), [*compat.closed_over(traced), *leaves])
+        parts, given = program.split(derived=False), [*compat.closed_over(traced), *leaves]
+        return program.by_xla(*given) if parts is None else run_parts(parts, given)
 
     def _spread(self, traced: Any, args: Any, kwargs: Any) -> list[Any]:
         """Bind a trace; under shard_map on arguments that all vary over the same axes of the mesh.

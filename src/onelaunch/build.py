@@ -89,6 +89,23 @@ def compile(kernel: Kernel, target: Target) -> Built:
     return built
 
 
+#: Bytes that one program can have: of shared memory by architecture, and of local memory a thread on any.
+SHARED = {"75": 65_536, "80": 166_912, "86": 101_376, "87": 166_912, "89": 101_376, "90": 232_448, "100": 232_448}
+SHARED_ELSEWHERE, SHARED_OF_AMD, LOCAL = 101_376, 65_536, 512 * 1024
+
+
+def check_limits(name: str, built: Built) -> None:
+    """Raises BuildError, stage "limits", for a kernel that no launch on its target can succeed with."""
+    where, r = built.target, built.resources
+    shared = SHARED.get(where.arch, SHARED_ELSEWHERE) if where.backend == "cuda" else SHARED_OF_AMD
+    if r.shared > shared:
+        why = f"one program takes {r.shared:,} bytes of shared memory, and {where} has {shared:,}"
+        raise BuildError(name, "limits", why)
+    if r.spilled > LOCAL:
+        why = f"one thread takes {r.spilled:,} bytes of local memory, and a GPU has {LOCAL:,}"
+        raise BuildError(name, "limits", why)
+
+
 def front(kernel: Kernel, target: Target = DEFAULT_TARGET) -> str:
     """Triton's front end alone: the kernel's TTIR as text. Quick; raises BuildError as ``compile`` would."""
     return str(_Pipeline(kernel, target).module)

@@ -14,76 +14,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
 from jax.interpreters import mlir
 
-from onelaunch import build, compat, partition, trace
-from onelaunch.emit.kernel import Kernel
-from onelaunch.errors import REPORT, BuildError, FusionError, Refusal
-from onelaunch.ir.nodes import Graph, Loop
+from onelaunch import build, compat, partition
+from onelaunch.errors import REPORT, FusionError, Refusal
 from onelaunch.launch import jax as launch
-from onelaunch.ops.checks import Check, raise_failed
-from onelaunch.ops.launches import Launches, estimate
+from onelaunch.ops.checks import raise_failed
 from onelaunch.ops.words import from_words, to_words
 from onelaunch.partition import Parts
-from onelaunch.pipeline import compile_graph, estimate_us
-from onelaunch.rewrite import rewrite
-from onelaunch.schedule.plan import Plan
-
-#: A kernel is refused if its estimated time is more than so many times XLA's.
-SLOWER = 0.95
-#: Below so many microseconds a kernel is never refused: nothing much can be lost.
-SMALL_US = 30
-
-
-@dataclass(frozen=True)
-class Fused:
-    """A function's kernel and its plan, or the refusal that keeps it in XLA.
-
-    before: launches and time under XLA, estimated. kernel_us: the kernel's estimated time (both for an H200).
-    checks: what the kernel's last two results say about the program's run-time checks.
-    """
-
-    kernel: Kernel | None
-    plan: Plan | None
-    consts: tuple[np.ndarray, ...]
-    refusals: tuple[Refusal, ...]
-    before: Launches
-    kernel_us: float = 0.0
-    checks: tuple[Check, ...] = ()
-
-
-def fuse_jaxpr(closed: core.ClosedJaxpr, name: str, strict: bool = False, least_us: float = SMALL_US) -> Fused:
-    """Kernel and plan of a closed jaxpr; a refusal where it can't be one kernel, or (unless ``strict``) would lose.
-
-    ``least_us``: below so many microseconds it is never said to lose.
-    """
-    before = estimate(closed.jaxpr)
-    try:
-        traced, checks = trace.to_checked_graph(closed, name)
-        graph = rewrite(traced)
-        plan, kernel = compile_graph(graph)
-    except FusionError as error:
-        return Fused(None, None, (), (error.refusal,), before)
-    time = estimate_us(graph, plan)
-    consts = tuple(c for _, c in graph.consts)
-    if not strict and time > max(least_us, SLOWER * before.us):
-        return Fused(None, None, consts, (_loses(graph, name, time, before),), before, time)
-    return Fused(kernel, plan, consts, (), before, time, checks)
-
-
-def _loses(graph: Graph, name: str, time: float, before: Launches) -> Refusal:
-    """The refusal of a kernel that would be slower than XLA."""
-    nodes = [*(x for x in graph.block.nodes if isinstance(x, Loop)), *graph.block.nodes]
-    where = next((x.where for x in nodes if x.where is not None), None)
-    why = (
-        f"one kernel would be slower (estimated {time / 1e3:.3g} ms, XLA's {before.count:.0f} launches "
-        f"{before.us / 1e3:.3g} ms on an H200): it is bound by arithmetic or memory, not by launches"
-    )
-    return Refusal(
-        where, name, why, 'Nothing: it runs in XLA. fuse(f, fallback="error") makes the kernel all the same.', "cost"
-    )
+from onelaunch.single import SMALL_US, Fused, fuse_jaxpr, place_of
 
 
 def _warn(refusal: Refusal) -> None:
@@ -123,42 +63,51 @@ class Program:
 
     @functools.cached_property
     def fused(self) -> Fused:
-        """Raises nothing: an internal error becomes a refusal that asks for a report."""
-        try:
-            return fuse_jaxpr(self.closed, self.name, self.strict, 0 if self.part else SMALL_US)
-        except Exception as error:
-            return Fused(None, None, (), (Refusal.internal(None, self.name, error),), Launches(0, 0))
+        """The program as one kernel, or why it is none."""
+        return fuse_jaxpr(self.closed, self.name, self.strict, 0 if self.part else SMALL_US)
 
     @functools.cached_property
     def parts(self) -> Parts | None:
         """The kernels of a program that is not one, and what XLA does between them; None where there are none."""
         if self.part or self.strict or self.fused.kernel is not None:
             return None
-        try:
-            found = self.split(derived=True)
-        except Exception as error:
-            _warn(Refusal.internal(None, self.name, error))
-            return None
-        return found if found.kernels() else None
+        found = self.split(derived=not self.closed.effects)
+        return found if found is not None and found.kernels() else None
 
-    def split(self, derived: bool) -> Parts:
-        """The program in parts; ``derived``: no transformation is to come."""
+    def split(self, derived: bool) -> Parts | None:
+        """The program in parts; ``derived``: no transformation is to come. None, with a warning, if that fails."""
         count = itertools.count(1)
+        if not all(isinstance(size, int) for aval in self.closed.in_avals for size in aval.shape):
+            return None
 
         def judge(closed: core.ClosedJaxpr) -> Program | Refusal:
             made = Program(closed, f"{self.name}_{next(count)}", self.interpret, self.strict, part=True)
             return made if made.fused.kernel is not None else made.fused.refusals[0]
 
-        return partition.split(self.closed, judge, derived=derived, lost=self.fused.refusals[0].stage == "cost")
+        try:
+            lost = any(r.stage == "cost" for r in self.fused.refusals)
+            return partition.split(self.closed, judge, derived=derived, lost=lost)
+        except Exception as error:
+            _warn(Refusal.internal(place_of(self.closed), self.name, error))
+            return None
+
+    @functools.cached_property
+    def warned(self) -> bool:
+        """Warns, once, if a fault of onelaunch keeps the program from being one kernel."""
+        faults = [r for r in self.fused.refusals if r.stage == "internal"]
+        for fault in faults:
+            _warn(fault)
+        return bool(faults)
 
     @functools.cached_property
     def builds(self) -> bool:
-        """Whether this machine's GPU can run the kernel, where there is one; warns, once, if Triton fails."""
+        """Whether Triton compiles the kernel and this machine's GPU can hold it; warns, once, if not."""
+        assert self.fused.kernel is not None
         try:
-            if self.fused.kernel is not None:
-                build.compile(self.fused.kernel, launch.device_target())
-        except BuildError as error:
-            refusal = Refusal(None, self.name, str(error), REPORT, "build")
+            machine = launch.device_target()
+            build.check_limits(self.fused.kernel.name, build.compile(self.fused.kernel, machine))
+        except Exception as error:  # whatever Triton raises, XLA can run the program
+            refusal = Refusal(place_of(self.closed), self.name, str(error), REPORT, "build")
             if self.strict:
                 raise FusionError(refusal) from error
             _warn(refusal)
@@ -194,7 +143,7 @@ class Program:
         """The program as one launch; typed keys and complex numbers go in and come out as their words."""
         kernel = self.fused.kernel
         assert kernel is not None
-        words = [to_words(a) for a in args]
+        words = [to_words(args[at]) for at in self.fused.args]
         inputs = [a for a in (*words, *map(jnp.asarray, self.fused.consts)) if a.size]
         found = iter(launch.call(kernel, *inputs) if any(p.role == "out" for p in kernel.params) else ())
         outs = []
@@ -223,10 +172,11 @@ def run_parts(parts: Parts, args: Sequence[Any]) -> list[Any]:
 
 
 def _lower(ctx: Any, *args: Any, program: Program, kernel: bool) -> Any:
+    """``kernel``: whether this platform can run the program's kernel, if it has one."""
     if program.strict and program.fused.refusals:  # of a derivative or a batch: fuse raises for the function itself
         raise FusionError(program.fused.refusals[0])
     fun = program.by_xla
-    if kernel and program.fused.kernel is not None:
+    if kernel and not program.warned and program.fused.kernel is not None:
         fun = program.by_kernel
     elif kernel and program.parts is not None:
         fun = program.by_parts
@@ -239,7 +189,8 @@ def _lower_cpu(ctx: Any, *args: Any, call_jaxpr: core.ClosedJaxpr, program: Prog
 
 def _lower_gpu(ctx: Any, *args: Any, call_jaxpr: core.ClosedJaxpr, program: Program) -> Any:
     """The kernel if Triton can build it; else XLA, with one warning that says how to report it."""
-    return _lower(ctx, *args, program=program, kernel=program.builds)
+    found = program.fused.kernel is None or program.builds
+    return _lower(ctx, *args, program=program, kernel=found)
 
 
 mlir.register_lowering(fused_p, _lower_cpu)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from onelaunch.emit.kernel import Kernel, Param
 from onelaunch.launch import interpreter, wire
 
 CALL_TARGET = "triton_kernel_call_ffi"
+
+H200_BYTES = 141 * 10**9
 
 kernel_p = Primitive("onelaunch_kernel")
 kernel_p.multiple_results = True
@@ -60,6 +63,20 @@ def device_target() -> target.Target:
     except RuntimeError:
         return build.DEFAULT_TARGET
     return target.from_capability(str(device.compute_capability))
+
+
+def is_launch_failure(error: Exception) -> bool:
+    """Whether a call failed because jaxlib's launcher could not load or start a kernel."""
+    return re.search(r"triton_kernel|Shared memory requested|ptxas", str(error)) is not None
+
+
+@functools.cache
+def memory_bytes() -> int:
+    """Bytes that JAX may have of this process' GPU; those of an H200 where there is none."""
+    if has_gpu():
+        stats = jax.local_devices(backend="gpu")[0].memory_stats() or {}
+        return int(stats.get("bytes_limit", H200_BYTES))
+    return H200_BYTES
 
 
 @functools.cache

@@ -53,6 +53,7 @@ PHYSICAL = frozenset(
 
 NO_COMPLEX = ("it has no rule for complex numbers", "Write it with real and imaginary parts.")
 NO_RULE = ("onelaunch has no rule for this primitive", "It stays in XLA; move it out of the fused function.")
+SHAPE_FIX = "It stays in XLA; trace or export the function at the shapes it is to run with."
 DTYPE_FIX = "It stays in XLA; use a real dtype of 8 to 64 bits."
 
 
@@ -71,12 +72,14 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def inline(b: Builder, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
-    """Append the nodes of a jaxpr to ``b``; consts are arrays or Values."""
+def inline(b: Builder, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Value | None]) -> list[Value]:
+    """Append the nodes of a jaxpr to ``b``; consts are arrays or Values, an argument that nothing reads may be None."""
     env: dict[core.Var, Value] = {}
     for var, const in zip(jaxpr.constvars, consts, strict=True):
         env[var] = const if isinstance(const, Value) else b.array(raw(const))
     for var, arg in zip(jaxpr.invars, args, strict=True):
+        if arg is None:
+            continue
         shape, dtype = key_shape(var.aval)
         assert (arg.shape, arg.dtype) == (shape, dtype), f"{var.aval} bound to {arg.type}"
         env[var] = arg
@@ -112,16 +115,29 @@ def refuse(b: Builder, what: str, why: str, fix: str) -> NoReturn:
 
 
 def refuse_dtypes(b: Builder, eqn: core.JaxprEqn) -> None:
-    """Refuse values of a dtype that a kernel can't hold."""
+    """Refuse values of a type that a kernel can't hold."""
     for var in (*eqn.invars, *eqn.outvars):
-        aval = var.aval
-        if not hasattr(aval, "dtype"):
-            refuse(b, eqn.primitive.name, f"it works on {aval}, which is not an array", "It stays in XLA.")
-        if key_shape(aval)[1] not in TRITON_NAMES:
-            refuse(b, eqn.primitive.name, f"a kernel has no values of dtype {aval.dtype}", DTYPE_FIX)
+        refuse_type(b, var.aval, eqn.primitive.name)
 
 
-def inline_closed(b: Builder, closed: core.ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
+def refuse_type(b: Builder, aval: Any, what: str) -> None:
+    """Refuse one value of a type that a kernel can't hold."""
+    if (reasons := why_not(aval)) is not None:
+        refuse(b, what, *reasons)
+
+
+def why_not(aval: Any) -> tuple[str, str] | None:
+    """Why a kernel can't hold a value, and what to do; None if it can."""
+    if not hasattr(aval, "dtype") or not hasattr(aval, "shape"):
+        return f"it works on {aval}, which is not an array", "It stays in XLA."
+    if not all(isinstance(size, int) for size in aval.shape):
+        return f"its shape {aval.shape} is not known yet, and a kernel is made for one shape", SHAPE_FIX
+    if key_shape(aval)[1] not in TRITON_NAMES:
+        return f"a kernel has no values of dtype {aval.dtype}", DTYPE_FIX
+    return None
+
+
+def inline_closed(b: Builder, closed: core.ClosedJaxpr, args: Sequence[Value | None]) -> list[Value]:
     return inline(b, closed.jaxpr, closed.consts, args)
 
 
