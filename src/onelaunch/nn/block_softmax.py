@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ _TABLES = ("row_start", "order", "column")
 def softmax(
     x: Any, layout: BlockLayout, scale: float = 1.0, *, rpe: Any = None, rel_logits: Any = None,
     key_padding_mask: Any = None, attn_mask: Any = None, key_padding_mask_mode: str = "add",
-    attn_mask_mode: str = "add", is_causal: bool = False,
+    attn_mask_mode: str = "add", is_causal: bool = False, inplace: bool = False,
 ) -> jax.Array:  # fmt: skip
     """Softmax along the rows of block-sparse matrices; blocks that are not there count as −inf.
 
@@ -45,20 +45,21 @@ def softmax(
 
     A mask is added (mode "add"), or leaves out what is 0 in it (mode "mul", and any bool mask). is_causal leaves out
     keys after the query. What is left out, or has score −inf, gets 0, also where that is the whole row. Gradients: of
-    x, and of dense arrays that are added. Raises ValueError, TypeError or OptionError, in one line.
+    x, and of dense arrays that are added. inplace: on a GPU the result takes x's memory where nothing else needs that.
+    Raises ValueError, TypeError or OptionError, in one line.
     """
     dense = (rpe, attn_mask, key_padding_mask, rel_logits)
-    return _apply(SOFTMAX, x, layout, scale, dense, (attn_mask_mode, key_padding_mask_mode), is_causal)
+    return _apply(SOFTMAX, x, layout, scale, dense, (attn_mask_mode, key_padding_mask_mode), is_causal, inplace)
 
 
 def log_softmax(
     x: Any, layout: BlockLayout, scale: float = 1.0, *, rpe: Any = None, rel_logits: Any = None,
     key_padding_mask: Any = None, attn_mask: Any = None, key_padding_mask_mode: str = "add",
-    attn_mask_mode: str = "add", is_causal: bool = False,
+    attn_mask_mode: str = "add", is_causal: bool = False, inplace: bool = False,
 ) -> jax.Array:  # fmt: skip
     """Logarithm of ``softmax``, same arguments; what is left out is −inf and has gradient 0."""
     dense = (rpe, attn_mask, key_padding_mask, rel_logits)
-    return _apply(LOG_SOFTMAX, x, layout, scale, dense, (attn_mask_mode, key_padding_mask_mode), is_causal)
+    return _apply(LOG_SOFTMAX, x, layout, scale, dense, (attn_mask_mode, key_padding_mask_mode), is_causal, inplace)
 
 
 def logsumexp(
@@ -68,12 +69,13 @@ def logsumexp(
 ) -> jax.Array:  # fmt: skip
     """log(sum(exp(scores))) of every row, (..., [batch,] heads, queries); −inf where nothing takes part."""
     dense = (rpe, attn_mask, key_padding_mask, rel_logits)
-    return _apply(LOGSUMEXP, x, layout, scale, dense, (attn_mask_mode, key_padding_mask_mode), is_causal)
+    return _apply(LOGSUMEXP, x, layout, scale, dense, (attn_mask_mode, key_padding_mask_mode), is_causal, False)
 
 
 def _apply(
-    mode: int, x: Any, layout: BlockLayout, scale: float, dense: Sequence[Any], modes: tuple[str, str], causal: bool
-) -> jax.Array:
+    mode: int, x: Any, layout: BlockLayout, scale: float, dense: Sequence[Any], modes: tuple[str, str], causal: bool,
+    inplace: bool,
+) -> jax.Array:  # fmt: skip
     """Check, bring leading axes into one, and call the function behind."""
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -96,7 +98,7 @@ def _apply(
     if x.size == 0:
         y = block_reference.softmax(flat, fitted, layout, options).astype(x.dtype)
     else:
-        y = _rows(options, layout, flat, *fitted)
+        y = _rows(options, layout, inplace, flat, *fitted)
     return y.reshape(*lead, *layout.shape[:-1]) if mode == LOGSUMEXP else y.reshape(x.shape)
 
 
@@ -130,6 +132,7 @@ class Forward:
     layout: BlockLayout
     names: tuple[str, ...]
     tile: Any
+    inplace: bool = False
 
     def by_xla(self, x: jax.Array, **arrays: Any) -> list[jax.Array]:
         dense = [arrays.get(name) for name in _DENSE]
@@ -155,6 +158,7 @@ class Backward:
     kind: Any
     names: tuple[str, ...]
     tile: Any
+    inplace: ClassVar[bool] = False
 
     def by_xla(self, y: jax.Array, g: jax.Array, **_: Any) -> list[jax.Array]:
         return [block_reference.backward(y, g, self.layout, self.mode, self.factor).astype(self.kind)]
@@ -177,6 +181,7 @@ class LogsumexpBackward:
     kind: Any
     names: tuple[str, ...]
     tile: Any
+    inplace: ClassVar[bool] = False
 
     def by_xla(self, x: jax.Array, y: jax.Array, g: jax.Array, **arrays: Any) -> list[jax.Array]:
         dense = [arrays.get(name) for name in _DENSE]
@@ -228,14 +233,16 @@ def _merged(function: Any, arrays: Mapping[str, jax.Array], dims: Any, size: int
     return [r.reshape(size, items, *r.shape[1:]) for r in found]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _rows(options: BlockScores, layout: BlockLayout, x: Any, rpe: Any, attn: Any, pad: Any, rel: Any) -> jax.Array:
-    return _forward(options, layout, x, (rpe, attn, pad, rel))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _rows(
+    options: BlockScores, layout: BlockLayout, inplace: bool, x: Any, rpe: Any, attn: Any, pad: Any, rel: Any
+) -> jax.Array:
+    return _forward(options, layout, inplace, x, (rpe, attn, pad, rel))
 
 
-def _forward(options: BlockScores, layout: BlockLayout, x: jax.Array, dense: Sequence[Any]) -> jax.Array:
+def _forward(options: BlockScores, layout: BlockLayout, inplace: bool, x: jax.Array, dense: Sequence[Any]) -> jax.Array:
     given = {"x": x, **dict(zip(_DENSE, dense)), **_tables(layout, *_TABLES)}
-    y: jax.Array = bind(Forward(options, layout, _present(given), tiles.current()), **given)[0]
+    y: jax.Array = bind(Forward(options, layout, _present(given), tiles.current(), inplace), **given)[0]
     return y
 
 
@@ -250,18 +257,18 @@ def _present(arrays: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, a in arrays.items() if a is not None)
 
 
-def _fwd(options: BlockScores, layout: BlockLayout, x: Any, *dense: Any) -> tuple[jax.Array, Any]:
+def _fwd(options: BlockScores, layout: BlockLayout, inplace: bool, x: Any, *dense: Any) -> tuple[jax.Array, Any]:
     plain = tuple(None if a is None else a.value for a in dense)
     adds = (True, not options.attn_mul, not options.pad_mul, True)
     # What a gradient is asked of, as zeros: residuals are arrays.
     wanted = tuple(jnp.zeros(()) if a is not None and a.perturbed and add else None for a, add in zip(dense, adds))
-    y = _forward(options, layout, x.value, plain)
+    y = _forward(options, layout, inplace, x.value, plain)
     whole = options.mode == LOGSUMEXP
     kept = tuple(a if whole or w is not None else None for a, w in zip(plain, wanted))
     return y, (y, x.value if whole else jnp.zeros((), x.value.dtype), kept, wanted)
 
 
-def _bwd(options: BlockScores, layout: BlockLayout, saved: Any, g: Any) -> tuple[Any, ...]:
+def _bwd(options: BlockScores, layout: BlockLayout, inplace: bool, saved: Any, g: Any) -> tuple[Any, ...]:
     y, x, dense, wanted = saved
     g = jnp.zeros_like(y) if type(g) is jax.custom_derivatives.SymbolicZero else g
     asked = any(w is not None for w in wanted)
