@@ -132,10 +132,9 @@ OPTIONS = {
 PAIRS = [p for p in itertools.combinations(OPTIONS, 2) if not set(OPTIONS[p[0]]) & set(OPTIONS[p[1]])]
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("pair", PAIRS, ids="+".join)
-def test_options_and_their_pairs(mode, pair):
-    compare(mode, seeded(2, RAGGED.nnz, 16, 16), RAGGED, **OPTIONS[pair[0]], **OPTIONS[pair[1]])
+def test_options_and_their_pairs(pair):
+    compare(MODES[PAIRS.index(pair) % 3], seeded(2, RAGGED.nnz, 16, 16), RAGGED, **OPTIONS[pair[0]], **OPTIONS[pair[1]])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -161,7 +160,7 @@ def test_dtypes(path, dtype):
     )
 
 
-@pytest.mark.parametrize("block", [32, 64, 128])
+@pytest.mark.parametrize("block", [32, 128])
 def test_other_blocks(kernel, block):
     layout = layout_of(["#.", "##"], block)
     compare("softmax", seeded(layout.nnz, block, block, dtype=torch.float32), layout, 1e-5, is_causal=True)
@@ -366,7 +365,7 @@ def test_37_wrong_arguments():
         bs.softmax(torch.zeros(3, 16, 16, dtype=torch.int32), layout)
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.floats(0, 1), st.sampled_from(MODES), st.booleans())
 def test_random_layouts(heads, rows, columns, density, mode, causal):
     layout = BlockLayout(np.random.default_rng(heads).random((heads, rows, columns)) < density, 16)
