@@ -1,0 +1,197 @@
+"""Times block-sparse softmax and its peers on one GPU: forward, both directions, five layouts.
+
+    python bench/block_sparse.py [--limit SECONDS] [--only CONTENDER ...] [--small]
+
+Contenders: a copy (the ceiling), PyTorch's dense softmax over as many elements, blksprs, onelaunch. Every contender runs
+in a process of its own under a time limit; one that can't be imported is left out with its reason. The result is
+bench/results/block-sparse-GPU.json: for every case the median and quartiles of the time, the bytes that an ideal kernel
+moves (forward two passes over the blocks, both directions five), the fraction of this run's copy ceiling, and the
+error of the first head against float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import machine
+from process import RESULTS, emit, run_worker, write_json
+
+from onelaunch.sparse import BlockLayout, random
+
+CONTENDERS = ("copy", "dense", "blksprs", "onelaunch")
+#: Heads (or batch times heads), size, block, density: random, with a full diagonal.
+LAYOUTS = [(32, 4096, 64, 0.25), (32, 4096, 64, 0.1), (64, 4096, 32, 0.1), (8, 16384, 64, 0.1), (8, 16384, 128, 0.05)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed: direction forward or both."""
+
+    direction: str
+    dtype: str
+    heads: int
+    size: int
+    block: int
+    density: float
+
+    def layout(self) -> BlockLayout:
+        return random(self.size // self.block, block=self.block, density=self.density, heads=self.heads)
+
+    def ideal(self, blocks: int) -> int:
+        """Bytes that must move."""
+        array = blocks * self.block**2 * (4 if self.dtype == "float32" else 2)
+        return array * (2 if self.direction == "forward" else 5)
+
+
+def cases(name: str, small: bool) -> list[Case]:
+    """All of a contender; ``small`` is a quick trial of the script. blksprs takes f32 alone."""
+    dtypes = ("float32",) if name == "blksprs" else ("float32", "bfloat16")
+    layouts = [(2, 512, 32, 0.25)] if small else LAYOUTS
+    return [
+        Case(direction, dtype, *layout) for dtype in dtypes for layout in layouts for direction in ("forward", "both")
+    ]
+
+
+def contender(name: str, layout: BlockLayout) -> Callable[[Any], Any]:
+    """The contender's function of values (nnz, block, block); raises what its import raises."""
+    import torch
+
+    if name == "dense":
+        width = max(1, layout.nnz // (layout.planes * layout.rows)) * layout.block
+        return lambda x: torch.softmax(x.reshape(-1)[: x.numel() // width * width].reshape(-1, width), -1)
+    if name == "blksprs":
+        softmax = importlib.import_module("blksprs.ops.softmax").softmax
+        wrap = importlib.import_module("blksprs.utils.blksprs_tensor").BlksprsTensor.wrap
+        mask, cache = torch.from_numpy(layout.mask.copy()).to("cuda"), {}  # type: ignore[var-annotated]
+        return lambda x: softmax(wrap(x), mask, layout.block, layout_cache=cache)
+    ours = importlib.import_module("onelaunch.torch.block_sparse")
+    return lambda x: ours.softmax(x, layout)
+
+
+def measure(run: Callable[[], Any], seconds: float = 0.5) -> dict[str, float]:
+    """Milliseconds by device events; at least 10 runs. The arrays are much larger than the cache."""
+    import torch
+
+    for _ in range(5):
+        run()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    while len(times) < 10 or (sum(times) < seconds * 1e3 and len(times) < 300):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    low, _, high = statistics.quantiles(times, n=4)
+    return {"median_ms": statistics.median(times), "low_ms": low, "high_ms": high, "runs": len(times)}
+
+
+def prepare(name: str, case: Case, layout: BlockLayout, x: Any) -> Callable[[], Any]:
+    """The timed call."""
+    import torch
+
+    if name == "copy":
+        out = torch.empty_like(x)
+        return lambda: out.copy_(x)
+    function = contender(name, layout)
+    if case.direction == "forward":
+
+        def forward() -> Any:
+            with torch.no_grad():
+                return function(x)
+
+        return forward
+    leaf = x.requires_grad_()
+    up = torch.randn_like(function(leaf))
+    return lambda: torch.autograd.grad(function(leaf), leaf, up)
+
+
+def error(name: str, case: Case, layout: BlockLayout, x: Any) -> float | None:
+    """Largest error of the first head's softmax against float64."""
+    import torch
+
+    if name in ("copy", "dense") or case.direction == "both":
+        return None
+    first = BlockLayout(layout.mask[:1], layout.block)
+    want = torch.softmax(first.to_dense(x[: first.nnz].double(), float("-inf")), -1)
+    with torch.no_grad():
+        found = contender(name, layout)(x)[: first.nnz]
+    return float((torch.Tensor(found).double() - first.from_dense(want)).abs().max())
+
+
+def work(name: str, small: bool) -> None:
+    """All cases of one contender; each a JSON line."""
+    import torch
+
+    for case in cases(name, small):
+        layout = case.layout()
+        record: dict[str, Any] = {"contender": name, **asdict(case), "ideal_bytes": case.ideal(layout.nnz)}
+        record["blocks"] = layout.nnz
+        try:
+            generator = torch.Generator("cuda").manual_seed(0)
+            x = torch.empty(layout.nnz, case.block, case.block, dtype=getattr(torch, case.dtype), device="cuda")
+            x.normal_(0, 2, generator=generator)
+            record["error"] = error(name, case, layout, x)
+            record |= measure(prepare(name, case, layout, x))
+        except Exception as failure:
+            record["status"] = f"{type(failure).__name__}: {failure}"[:300]
+        torch.cuda.empty_cache()
+        emit(record)
+
+
+def fractions(records: list[dict[str, Any]]) -> None:
+    """Each record's share of the copy ceiling: the best rate, read and written, of the copies of this run."""
+    rates = []
+    for r in records:
+        if r["contender"] == "copy" and "median_ms" in r:
+            array = r["blocks"] * r["block"] ** 2 * (4 if r["dtype"] == "float32" else 2)
+            rates.append(2 * array / r["median_ms"])
+    for record in records:
+        if rates and "median_ms" in record and record["contender"] != "copy":
+            record["of_copy"] = record["ideal_bytes"] / record["median_ms"] / max(rates)
+
+
+def main() -> None:
+    """Supervise the workers, or be one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds for each contender")
+    parser.add_argument("--only", nargs="*", choices=CONTENDERS, default=CONTENDERS)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--worker", choices=CONTENDERS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker, options.small)
+        return
+    where = machine.describe()
+    if where["gpu"] == "none":
+        sys.exit("bench/block_sparse.py needs a GPU")
+    records: list[dict[str, Any]] = []
+    status: dict[str, str] = {}
+    for name in options.only:
+        arguments = ["--worker", name, *(["--small"] if options.small else [])]
+        outcome = run_worker("block_sparse.py", arguments, options.limit)
+        records += outcome.records
+        status[name] = outcome.status
+        print(f"{name}: {outcome.status}, {len(outcome.records)} cases", flush=True)
+    fractions(records)
+    slug = re.sub(r"[^a-z0-9]+", "-", str(where["gpu"]).lower()).strip("-")
+    path = RESULTS / f"block-sparse-{slug}.json"
+    peers = {"blksprs": machine.version("blksprs")}
+    write_json(path, {"machine": where, "peers": peers, "status": status, "results": records})
+    print(f"written: {path}")
+    for r in records:
+        shown = f"{r['of_copy']:.2f} of a copy, {r['median_ms']:.3f} ms" if "of_copy" in r else r.get("status", "")
+        case = (r["heads"], r["size"], r["block"], r["density"])
+        print(r["contender"], r["direction"], r["dtype"], *case, shown, f"error {r['error']}" if r.get("error") else "")
+
+
+if __name__ == "__main__":
+    main()
