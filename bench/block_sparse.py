@@ -2,7 +2,7 @@
 
     python bench/block_sparse.py [--limit SECONDS] [--only CONTENDER ...] [--small]
 
-Contenders: a copy (the ceiling), PyTorch's dense softmax over as many elements, blksprs, onelaunch. Every contender runs
+Contenders: a copy (the ceiling), PyTorch's dense softmax of as many elements, blksprs, onelaunch. Every contender runs
 in a process of its own under a time limit; one that can't be imported is left out with its reason. The result is
 bench/results/block-sparse-GPU.json: for every case the median and quartiles of the time, the bytes that an ideal kernel
 moves (forward two passes over the blocks, both directions five), the fraction of this run's copy ceiling, and the
@@ -21,9 +21,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import machine
-from process import RESULTS, emit, run_worker, write_json
-
 from onelaunch.sparse import BlockLayout, random
+from process import RESULTS, emit, run_worker, write_json
 
 CONTENDERS = ("copy", "dense", "blksprs", "onelaunch")
 #: Heads (or batch times heads), size, block, density: random, with a full diagonal.
