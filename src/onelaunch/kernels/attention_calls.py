@@ -69,15 +69,16 @@ def tile_of(kind: str, itemsize: int, block: int, dim: int, room: int = ROOM) ->
         return AttentionTile(*tile)
     width = max(16, power(dim))
     if itemsize > 2:
-        rows = min(block, 32 if width > 64 else 64)
-        return AttentionTile(rows, 32 if width <= 128 else 16, 4, 1)
+        rows = min(block, 64 if width <= 64 and kind != COLUMNS else 32)
+        return AttentionTile(rows, 32 if width <= 64 else 16, 8 if width >= 64 else 4, 1)
     if block < 64:
         return AttentionTile(block, 64 if width <= 128 else 32, 4, 2)
-    rows = min(block, 64) if width > 128 and kind == COLUMNS else block
-    tile = AttentionTile(rows, 64, 8 if rows == 128 else 4, 3 if kind == FORWARD else 2)
-    arrays = 2 if kind == FORWARD else 3
-    held = (arrays - 1) * rows * width * itemsize
-    return AttentionTile(rows, 64, tile.warps, max(1, min(tile.stages, (room - held) // (2 * 64 * width * itemsize))))
+    rows = 128 if kind == COLUMNS and block == 128 and width == 128 else 64
+    held = (1 if kind == FORWARD else 2) * rows * width * itemsize
+    stages = 2 if kind == COLUMNS or (kind == ROWS and width > 64) else 3
+    depth = 64 if width <= 128 else 32
+    warps = 8 if rows == 128 or (kind == COLUMNS and width > 128) else 4
+    return AttentionTile(rows, depth, warps, max(1, min(stages, (room - held) // (2 * depth * width * itemsize))))
 
 
 def lines(layout: BlockLayout, sizes: Sizes, causal: bool, masks: bool, depth: int, columns: bool) -> Lines:

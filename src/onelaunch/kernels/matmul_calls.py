@@ -19,6 +19,9 @@ PRECISIONS = ("ieee", "tf32", "tf32x3")
 #: Shared memory of a program, in bytes, on the GPUs that the tiles are chosen for (H100, H200).
 ROOM = 227 * 1024
 
+#: The same by architecture, in kilobytes.
+_ROOMS = {"75": 64, "80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100": 227, "103": 227, "110": 227}
+
 #: Programs that a GPU should be given at least, if the layout lets it.
 _PROGRAMS = 128
 
@@ -33,6 +36,11 @@ _forced: dict[str, Any] = {}
 
 #: Strides of a dense array (batch, plane, row, column).
 Strides = Sequence[int]
+
+
+def room_of(arch: str) -> int:
+    """Bytes of shared memory that a program may have on an architecture ("90"; others than NVIDIA's have 64 KB)."""
+    return 1024 * _ROOMS.get(arch, 99 if arch.isdigit() else 64)
 
 
 @dataclass(frozen=True)
@@ -78,9 +86,11 @@ def dsd_tile(itemsize: int, block: int, columns: int, room: int = ROOM) -> Produ
     if itemsize > 2:
         width = min(64, max(16, power(columns)))
         return ProductTile(width, 32 if itemsize == 4 else 16, 8 if block == 128 else 4, 2)
-    width = min(256 if block >= 64 else 128, max(16, power(columns)))
-    warps = 8 if block == 128 else 4
-    return _fitted(ProductTile(width, 64, warps, 4 if block == 128 else 3), block, width, itemsize, room)
+    width = min({64: 512, 128: 256}.get(block, 128), max(16, power(columns)))
+    while width > 128 and -(-columns // width) * width > 1.15 * columns:
+        width //= 2
+    warps = 8 if block * width > 64 * 256 else 4
+    return _fitted(ProductTile(width, 64, warps, 3), block, width, itemsize, room)
 
 
 def sdd_tile(layout: BlockLayout, itemsize: int, room: int = ROOM) -> ProductTile:
@@ -95,7 +105,7 @@ def sdd_tile(layout: BlockLayout, itemsize: int, room: int = ROOM) -> ProductTil
     while cover * block > 64 and cover > 1 and 4 * layout.nnz < 3 * cover * int((-(-counts // cover)).sum()):
         cover //= 2
     warps = 8 if block * block * cover > 128 * 128 else 4
-    return _fitted(ProductTile(cover, 64, warps, 4), block, cover * block, itemsize, room)
+    return _fitted(ProductTile(cover, 64, warps, 4 if block == 128 else 3), block, cover * block, itemsize, room)
 
 
 def _fitted(tile: ProductTile, rows: int, columns: int, itemsize: int, room: int) -> ProductTile:
