@@ -114,6 +114,13 @@ class BlockLayout:
         """The layout for ``heads`` heads, of one for a single head (or for as many)."""
         return self if self.heads == heads else BlockLayout(self.mask, self.block, heads=heads)
 
+    def crop(self, rows: int, columns: int | None = None) -> BlockLayout:
+        """The layout of the first rows and columns, in blocks."""
+        columns = rows if columns is None else columns
+        if not (0 < rows <= self.rows and 0 < columns <= self.columns):
+            raise ValueError(f"{rows} × {columns} blocks of {self}")
+        return BlockLayout(self.mask[..., :rows, :columns], self.block)
+
     def __or__(self, other: BlockLayout) -> BlockLayout:
         return BlockLayout(self.mask | self._mask_of(other), self.block)
 
