@@ -100,8 +100,8 @@ def timings(fn: Any, fused: Any, args: tuple[Any, ...], emit_as: dict[str, Any])
     """Times of both on this device, ours first, and the launches under XLA."""
     import jax
 
-    from hlo import count_launches
     from measure import blocked_ms
+    from onelaunch.report.hlo import count_launches
 
     with exclusive():
         found: dict[str, Any] = {"ours": blocked_ms(partial(fused, *args), budget_s=1.0, most=10)}

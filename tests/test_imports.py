@@ -29,10 +29,10 @@ ORDER = [
         "sparse",
         "kernels",
     ),
-    *("nn", "torch", "single", "primitive", "derive", "api", "cli"),
+    *("nn", "torch", "single", "primitive", "derive", "account", "api", "cli"),
 ]
 FRAMEWORKS = {
-    "jax": "compat ops trace partition launch.jax nn single primitive derive api cli",
+    "jax": "compat ops trace partition launch.jax nn single primitive derive account api cli",
     "torch": "launch.torch torch",
     "triton": "load build device launch.interpreter launch.torch kernels",
 }

@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 
-from onelaunch import build, compat, derive, target
+from onelaunch import account, build, compat, derive, target
 from onelaunch.emit.kernel import Kernel
-from onelaunch.errors import REPORT, BuildError, FusionError, OptionError, Refusal, Where
+from onelaunch.errors import REPORT, FusionError, OptionError, Refusal, Where
 from onelaunch.launch import jax as launch
 from onelaunch.primitive import Program, run_parts
 from onelaunch.report.explain import Explanation
@@ -82,33 +82,20 @@ class Lowered:
         """
         return build.compile(self.kernel, _target(target))
 
-    def explain(self, target: str | None = None) -> Explanation:
-        """What became a kernel and what did not, before and after; printed as text, or shown by a notebook."""
-        resources: build.Resources | BuildError | None = None
-        if self.fused.kernel is not None:
-            try:
-                resources = self.compile(target).resources
-            except BuildError as error:
-                resources = error
-        before = self.fused.before
-        return Explanation(
-            self.name,
-            before.count,
-            before.us,
-            self.launches,
-            self.fused.kernel_us,
-            str(self.fused.plan or ""),
-            self.fused.kernel.params if self.fused.kernel else (),
-            resources,
-            self.refusals,
-        )
+    def explain(self, target: str | None = None, compile: bool = True) -> Explanation:
+        """What became kernels and what did not, before and after; printed as text, or shown by a notebook.
+
+        ``compile``: whether to compile the kernels for ``target`` (as in ``compile``), for their registers and spills.
+        """
+        return account.explain(self.name, self.program, _target(target) if compile else None)
 
 
 def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """What ``fuse`` makes of ``fun`` (a function, or the result of ``fuse``) at the types of the arguments.
 
-    Returns an Explanation: launches before and after, axes and homes, bytes, registers, spills, refusals with the
-    user's lines, and the estimates behind the choice. Raises whatever ``jax.jit(fun)`` raises when traced.
+    Returns an Explanation: launches before (counted in XLA's compiled module where there is a GPU, else estimated) and
+    after; of each kernel its place, axes and homes, bytes, registers, spills; refusals with the user's lines; and the
+    estimates behind the choice. Raises whatever ``jax.jit(fun)`` raises when traced.
     """
     fused = fun if isinstance(fun, fuse) else fuse(fun)
     return fused.lower(*args, **kwargs).explain()
@@ -176,7 +163,7 @@ class fuse:
 
     def _unlaunched(self, error: RuntimeError) -> Any:
         """What to call from now on: a kernel that built did not launch."""
-        code = getattr(self.__wrapped__, "__code__", None)
+        code = getattr(vars(self).get("__wrapped__"), "__code__", None)
         where = Where(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
         refusal = Refusal(where, self._name, f"its kernel does not launch ({error})", REPORT, "launch")
         if self.fallback == "error":

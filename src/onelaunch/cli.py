@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-import math
 import os
 import statistics
 import subprocess
@@ -24,9 +23,12 @@ import click
 import jax
 from rich.console import Console
 from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
 
 from onelaunch import api, store, target
 from onelaunch.errors import FusionError, OptionError
+from onelaunch.report.explain import Explanation
 
 HERE = Path(__file__).resolve().parent
 DEMO_STEPS = 12
@@ -67,23 +69,17 @@ target_option = click.option("--target", metavar="TARGET", help='also compile, e
 @spec_argument
 @args_option
 @target_option
-def explain(spec: str, args_from: str | None, target: str | None) -> None:
-    """Say what of a program becomes a kernel, what does not, and why.
+@click.option("--compile", "compiles", is_flag=True, help="compile the kernels, for their registers and spills")
+def explain(spec: str, args_from: str | None, target: str | None, compiles: bool) -> None:
+    """Say what of a program becomes kernels, what does not, and why.
 
     NAME is a function with its arguments in NAME.example_args or from --args-from, or a function without parameters
     that returns (function, arguments).
     """
-    parsed = parse_target(target)
+    parse_target(target)
     low = lower(spec, args_from)
-    before = low.fused.before.count
-    under_xla = f"; about {before:,.0f} under XLA" if math.isfinite(before) else ""
-    click.echo(f"{spec}: {low.launches} launch(es), {len(low.refusals)} refusal(s){under_xla}\n")
-    for refusal in low.refusals:
-        click.echo(str(refusal))
-    if low.launches:
-        click.echo(str(low.plan).rstrip())
-    if low.launches and parsed:
-        click.echo(f"\n{resources(low, parsed)}")
+    click.echo(f"{spec}: {low.launches} launch(es), {len(low.refusals)} refusal(s)\n")
+    show_explanation(low.explain(target, compile=compiles or target is not None))
 
 
 @cli.command()
@@ -91,18 +87,23 @@ def explain(spec: str, args_from: str | None, target: str | None) -> None:
 @args_option
 @click.option("-o", "--output", metavar="OUT.py", type=click.Path(dir_okay=False, writable=True, path_type=Path))
 def emit(spec: str, args_from: str | None, output: Path | None) -> None:
-    """Write the Triton module that a program becomes: readable, and runnable without onelaunch or JAX."""
+    """Write the Triton module that a program becomes: readable, and runnable without onelaunch or JAX.
+
+    A program in several kernels is as many modules: OUT_1.py, OUT_2.py, ...
+    """
     low = lower(spec, args_from)
     if not low.launches:
         raise click.ClickException(f"{spec} has no kernel; `onelaunch explain {spec}` says why")
-    if output is None:
-        show_source(low.source)
-        return
-    try:
-        output.write_text(low.source)
-    except OSError as error:
-        raise click.UsageError(f"cannot write {output}: {error.strerror}") from None
-    click.echo(f"{output}: {len(low.source.splitlines())} lines, {low.launches} launch(es)")
+    for number, kernel in enumerate(low.kernels, 1):
+        if output is None:
+            show_source(kernel.source)
+            continue
+        path = output if low.launches == 1 else output.with_stem(f"{output.stem}_{number}")
+        try:
+            path.write_text(kernel.source)
+        except OSError as error:
+            raise click.UsageError(f"cannot write {path}: {error.strerror}") from None
+        click.echo(f"{path}: {len(kernel.source.splitlines())} lines, kernel {kernel.name}")
 
 
 @cli.command()
@@ -312,6 +313,20 @@ def demo_file() -> Path:
 def title(text: str) -> None:
     """A heading."""
     Console().print(f"\n{text}\n{'─' * len(text)}", style="bold", markup=False, highlight=False)
+
+
+def show_explanation(found: Explanation) -> None:
+    """An explanation, with labels in bold on a terminal."""
+    console = Console()
+    if not console.is_terminal:
+        click.echo(str(found))
+        return
+    console.print(found.title, style="bold", markup=False, highlight=False)
+    table = Table.grid(padding=(0, 2))
+    for depth, label, text in found.rows():
+        style = "red" if label == "in XLA" else "bold" if depth == 1 else ""
+        table.add_row(Text("  " * (depth - 1) + label, style=style), Text(text))
+    console.print(table)
 
 
 def show_source(source: str) -> None:

@@ -17,13 +17,13 @@ from onelaunch.ops.words import identifier, key_shape
 
 INT32 = np.dtype("int32")
 
-CALLBACK_FIX = "Take the callback out of the fused function, or return what it prints; jax.jit still runs it."
+CALLBACK_FIX = "It stays in XLA with kernels around it; in a loop that should be one kernel, return what it is given."
 for _name in ("debug_callback", "pure_callback", "io_callback", "debug_print", "outside_call", "infeed", "outfeed"):
     REFUSED[_name] = ("it calls back to Python on the host, which a kernel can't do", CALLBACK_FIX)
 REFUSED["pure_callback"] = (
     "it calls back to Python on the host, which a kernel can't do",
-    "Take the callback out of the fused function. A check that only raises (equinox's error_if) may stay where one "
-    "flag decides it.",
+    "It stays in XLA with kernels around it. A check that only raises (equinox's error_if) can be part of a kernel "
+    "where one flag and one integer decide it.",
 )
 
 #: where a called jaxpr stands in the parameters of a call-like primitive

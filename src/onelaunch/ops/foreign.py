@@ -51,7 +51,7 @@ for _name in [
 REFUSED |= {
     "fft": ("a Fourier transform has no rule", "It stays in XLA; a small one can be written as a matrix product."),
     "custom_lin": ("it exists only while JAX linearises a function", "Fuse the function whose derivative is taken."),
-    "ffi_call": ("it calls a compiled library", "It stays in XLA; keep it outside the fused function."),
+    "ffi_call": ("it calls a compiled library", "It stays in XLA with kernels around it; keep it out of hot loops."),
     "call_exported": ("it holds a compiled program", "Fuse the function before it is exported."),
     "custom_partitioning": ("it holds a partitioning rule for several devices", "Fuse the function inside it."),
 }

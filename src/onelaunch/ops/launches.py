@@ -65,6 +65,18 @@ def estimate(jaxpr: core.Jaxpr) -> Launches:
     return total + Launches(1, LAUNCH_US) if loose else total
 
 
+def turns(jaxpr: core.Jaxpr) -> list[tuple[core.JaxprEqn, Launches]]:
+    """The outermost loops of a jaxpr, through calls, and what one turn of each takes."""
+    found: list[tuple[core.JaxprEqn, Launches]] = []
+    for eqn in jaxpr.eqns:
+        inner = inner_jaxprs(eqn.params)
+        if eqn.primitive.name in ("scan", "while"):
+            found.append((eqn, sum((estimate(j) for j in inner), Launches(1, TURN_US))))
+        elif eqn.primitive.name != "cond":
+            found += [loop for j in inner for loop in turns(j)]
+    return found
+
+
 def _roots(jaxpr: core.Jaxpr) -> tuple[Launches, bool]:
     """The launches that end fusions, and whether element-wise work is left that none has taken up."""
     total, loose = Launches(0, 0), False

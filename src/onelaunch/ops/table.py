@@ -175,7 +175,7 @@ def apply(b: Builder, eqn: core.JaxprEqn, args: list[Value]) -> Sequence[Value]:
     rules = COMPLEX if any(map(is_complex, avals)) else RULES
     found = rules.get(name)
     if found is None and rules is COMPLEX:
-        refuse(b, name, *NO_COMPLEX)
+        refuse(b, name, *REFUSED.get(name, NO_COMPLEX))
     if found is None:
         opened = open_foreign(b, eqn, args)
         if opened is not None:

@@ -35,6 +35,21 @@ def count_launches(text: str) -> Launches:
     return count(bodies, entry)
 
 
+def loops(text: str) -> list[tuple[Launches, int | None]]:
+    """The loops of the entry computation: launches of one turn, and the number of turns where XLA knows it."""
+    bodies, entry = parse(text)
+    found = []
+    for instruction in bodies.get(entry, ()):
+        opcode = OPCODE.search(instruction)
+        if opcode is None or opcode[1] != "while":
+            continue
+        called, known = dict(CALLED.findall(instruction)), TRIPS.search(instruction)
+        body, condition = count(bodies, called["body"]), count(bodies, called["condition"])
+        turn = Launches(body.count + condition.count, body.at_least or condition.at_least)
+        found.append((turn, int(known[1]) if known else None))
+    return found
+
+
 def parse(text: str) -> tuple[dict[str, list[str]], str]:
     """The instructions of each computation, and the name of the entry."""
     bodies: dict[str, list[str]] = {}
