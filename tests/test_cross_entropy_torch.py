@@ -14,7 +14,7 @@ onelaunch_torch = pytest.importorskip("onelaunch.torch")
 
 from onelaunch.errors import OptionError  # noqa: E402
 from onelaunch.kernels import tiles  # noqa: E402
-from onelaunch.torch import cross_entropy_ops  # noqa: E402
+from onelaunch.torch import rows as torch_kernels  # noqa: E402
 from torch_rows import INF, NAN, OPTIONS, expected, kernel, labels, path, seeded, together  # noqa: E402, F401
 
 ce = onelaunch_torch.cross_entropy
@@ -335,8 +335,8 @@ def test_second_derivatives(path, options):
 def test_vmap_is_one_launch(path, reduction, monkeypatch):
     """Losses of a batch, of one batched input or both; gradients through it, and for a batch of upstream gradients."""
     launches = []
-    launch = cross_entropy_ops.launch
-    monkeypatch.setattr(cross_entropy_ops, "launch", lambda call, *a: (launches.append(call), launch(call, *a)))
+    launch = torch_kernels.launch
+    monkeypatch.setattr(torch_kernels, "launch", lambda call, *a: (launches.append(call), launch(call, *a)))
     x, t = seeded(3, 4, 9).requires_grad_(), labels((3, 4), 9)
     w = seeded(9, seed=3).abs()
     f = lambda a, b: ce(a, b, w, reduction=reduction)  # noqa: E731
@@ -421,7 +421,8 @@ def test_operators_keep_pytorchs_rules():
     options = (-100, 0.1, 0.0, 1.0, None, False)
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(loss_op, (x, 1, t, None, one, one, 1, True, *options), test_utils=tests)
-    torch.library.opcheck(rows_op, (x, 1, t, None, True, False, *options), test_utils=tests)
+    rest = (-100, 0.1, 1.0, None, False, "", 0, 0)
+    torch.library.opcheck(rows_op, (x, 1, t, None, True, False, True, *rest), test_utils=tests)
 
 
 def train(loss, steps=50):

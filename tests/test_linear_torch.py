@@ -407,10 +407,13 @@ def test_operators_keep_pytorchs_rules():
 
     x, w, b = operands()
     t, one = labels((7,), 19), torch.ones(())
-    tail = (-100, 0.1, 0.0, 1.0, None, False)
     tests = ("test_schema", "test_faketensor")
     mid = (torch.float32, torch.float32, 3)
+    tail = (1.0, None, False, "", 0, 0)
     torch.library.opcheck(
-        linear_loss_op, (x, w, b, t, None, one, one, True, True, True, *mid, True, *tail), test_utils=tests
+        linear_loss_op, (x, w, b, t, None, one, one, True, True, True, *mid, True, -100, 0.1, 0.2, *tail),
+        test_utils=tests,
+    )  # fmt: skip
+    torch.library.opcheck(
+        linear_rows_op, (x, w, b, t, None, True, False, True, *mid, -100, 0.1, *tail), test_utils=tests
     )
-    torch.library.opcheck(linear_rows_op, (x, w, b, t, None, True, False, *mid, *tail), test_utils=tests)

@@ -6,14 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from onelaunch.errors import OptionError
 from onelaunch.kernels.calls import Loss
 from onelaunch.torch import reference
-from onelaunch.torch.cross_entropy_ops import evaluate, loss_op, may_overwrite, rescaled, rows_op
+from onelaunch.torch.cross_entropy_ops import loss_op, rows_op
 from onelaunch.torch.launching import transformed
 from onelaunch.torch.reducing import CrossEntropyOutput, Reduction, Returned, factors, finish, legacy, reduced
+from onelaunch.torch.rows import Wanted, evaluate, may_overwrite, rescaled
 from onelaunch.torch.softmax import FLOATS, refuse_twice
+from onelaunch.torch.split import Split
 
 
 def cross_entropy(
@@ -22,7 +25,8 @@ def cross_entropy(
     lse_square_scale: float = 0.0, softcap: float | None = None, logit_scale: float = 1.0,
     num_items: Tensor | float | None = None, empty_mean: str = "zero", inplace: bool = False,
     grad_in_forward: bool | None = None, return_lse: bool = False, return_z_loss: bool = False,
-    return_predicted_tokens: bool = False, return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False, return_token_accuracy: bool = False, return_entropy: bool = False,
+    group: ProcessGroup | None = None, vocab_size: int | None = None,
 ) -> Any:  # fmt: skip
     """Cross-entropy of logits ``softcap * tanh(logit_scale * input / softcap)``.
 
@@ -38,9 +42,14 @@ def cross_entropy(
     the logits' memory, which is marked as changed; under torch.compile it has no effect. Without a gradient to make
     nothing is written.
 
-    Returns the loss, or a CrossEntropyOutput if any ``return_...`` is set: lse (like labels), z_loss (as the loss is
-    reduced), predicted_tokens (int64, like labels) and token_accuracy (mean over what counts); the last two without
-    derivative. Weights and, in the kernels, probabilities get no gradient: probabilities that require one take
+    group: processes that hold the vocabulary's columns, as many each, in the order of their ranks; input (and weight,
+    and probabilities) are this process's columns, labels are those of the whole vocabulary and the same everywhere,
+    and so is what is returned; one all_gather of a few numbers a row. vocab_size: the columns from there on, in the
+    whole, are padding without mass.
+
+    Returns the loss, or a CrossEntropyOutput if any ``return_...`` is set: lse and entropy (like labels), z_loss (as
+    the loss is reduced), predicted_tokens (int64, like labels) and token_accuracy (mean over what counts); the last two
+    without derivative. Weights and, in the kernels, probabilities get no gradient: probabilities that require one take
     PyTorch's own operations, as do torch.func's gradients, and gradients made with ``create_graph=True``. Second
     derivatives need ``grad_in_forward=False`` where loss and gradient would be one launch, else raise RuntimeError.
     Raises OptionError, TypeError or ValueError.
@@ -52,32 +61,53 @@ def cross_entropy(
     _check(input, target, weight, axis, soft, inplace)
     options = Loss(-1 if soft else ignore_index, float(label_smoothing), float(lse_square_scale), float(logit_scale),
                    None if softcap is None else float(softcap), soft)  # fmt: skip
-    wanted = Returned(return_lse, return_z_loss, return_predicted_tokens, return_token_accuracy)
+    wanted = Returned(return_lse, return_z_loss, return_predicted_tokens, return_token_accuracy, return_entropy)
+    split = Split.of(input.shape[axis], group, vocab_size)
+    refuse(split, wanted, soft, target)
     kind = reference.wide(input.dtype)
-    factor, zfactor = factors(target, input.shape[axis], weight, options, how, kind)
+    factor, zfactor = factors(target, input.shape[axis], weight, options, how, kind, split)
     shape = [n for i, n in enumerate(input.shape) if i != axis]
-    if target.requires_grad or input.numel() == 0 or (input.requires_grad and transformed()):
-        losses, lse, best = by_reference(input, axis, target, weight, options)
-    elif torch.is_grad_enabled() and input.requires_grad and _at_once(input, how, wanted, grad_in_forward, inplace):
+    if not split.part and (target.requires_grad or input.numel() == 0 or (input.requires_grad and transformed())):
+        losses, lse, entropy, best = by_reference(input, axis, target, weight, options)
+    elif (
+        torch.is_grad_enabled()
+        and input.requires_grad
+        and _at_once(input, how, wanted, split, grad_in_forward, inplace)
+    ):
         output = _whole(input, axis, target, weight, factor, zfactor, options, wanted.best, inplace)
         return finish(output, target, axis, options, shape, wanted)
     else:
-        losses, lse, _, best = rows_op(
-            input, axis, target, weight, return_lse, wanted.best,
-            options.ignore, options.smooth, 0.0, options.scale, options.cap, soft,
+        losses, lse, entropy, _, best = rows_op(
+            input, axis, target, weight, wanted.every, wanted.best, wanted.entropy,
+            options.ignore, options.smooth, options.scale, options.cap, soft, split.group, split.part, split.first,
         )  # fmt: skip
-    output = reduced(losses, lse, best, target, options, factor, zfactor, how, shape, wanted)
+    output = reduced(losses, lse, entropy, best, target, options, factor, zfactor, how, shape, wanted)
     return finish(output, target, axis, options, shape, wanted)
 
 
-def _at_once(x: Tensor, how: Reduction, wanted: Returned, asked: bool | None, inplace: bool) -> bool:
+def _at_once(x: Tensor, how: Reduction, wanted: Returned, split: Split, asked: bool | None, inplace: bool) -> bool:
     """Whether one launch gives loss and gradient; OptionError where it was asked for and can't."""
-    able = how.kind != "none" and not (wanted.lse or wanted.z_loss)
+    able = how.kind != "none" and not wanted.rows and not split.part
     if asked is None and not inplace:
         return able and x.dtype != torch.float16
     if (asked or inplace) and not able:
-        raise OptionError("grad_in_forward and inplace need reduction mean or sum, and neither lse nor z_loss")
+        raise OptionError(
+            "grad_in_forward and inplace need reduction mean or sum, all classes on one device, and none of lse, "
+            "z_loss and entropy as outputs"
+        )
     return bool(asked or inplace)
+
+
+def refuse(split: Split, wanted: Returned, soft: bool, target: Tensor) -> None:
+    """OptionError for what a split vocabulary has not."""
+    if not split.part:
+        return
+    if transformed():
+        raise OptionError("torch.func's gradients need all classes on one device: leave out group and vocab_size")
+    if soft and target.requires_grad:
+        raise OptionError("probabilities get no gradient where the vocabulary is split or padded")
+    if soft and split.group and wanted.token_accuracy:
+        raise OptionError("token_accuracy of probabilities needs all classes on one device")
 
 
 def _check(x: Tensor, target: Tensor, weight: Tensor | None, axis: int, soft: bool, inplace: bool) -> None:
@@ -118,8 +148,8 @@ def _whole(
 
 def by_reference(
     x: Tensor, axis: int, target: Tensor, weight: Tensor | None, options: Loss
-) -> tuple[Tensor, Tensor, Tensor]:
-    """PyTorch's own operations, which have every derivative."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Losses, lse, entropy and argmax by PyTorch's own operations, which have every derivative."""
     classes = x.shape[axis]
     flat = x.movedim(axis, -1).reshape(-1, classes)
     if not classes and flat.shape[0]:
@@ -127,7 +157,7 @@ def by_reference(
     labels = target.movedim(axis, -1).reshape(-1, classes) if options.soft else target.reshape(-1)
     rows = reference.Rows(flat, labels, weight, options)
     loss, lse, _ = rows.losses()
-    return loss, lse, rows.z.detach().argmax(1)
+    return loss, lse, rows.entropy(lse), rows.z.detach().argmax(1)
 
 
 class _InPlace(torch.autograd.Function):
@@ -139,7 +169,12 @@ class _InPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor,
                 zfactor: Tensor, options: Loss, best: Tensor | None, loss: Tensor) -> Tensor:  # fmt: skip
-        loss.copy_(evaluate(x, axis, target, weight, factor, zfactor, options, best is not None, best, x)[0].sum())
+        found = evaluate(
+            x, axis, target, weight, factor, zfactor, options, Wanted(best is not None, best is not None), x
+        )
+        loss.copy_(found.loss.sum())
+        if best is not None:
+            best.copy_(found.best)
         ctx.mark_dirty(x)
         return x
 

@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn import functional
 
 from onelaunch.errors import OptionError
 from onelaunch.kernels.calls import Loss
 from onelaunch.torch import reference
-from onelaunch.torch.cross_entropy import by_reference
+from onelaunch.torch.cross_entropy import by_reference, refuse
 from onelaunch.torch.launching import transformed
 from onelaunch.torch.linear_ops import linear_loss_op, linear_rows_op
 from onelaunch.torch.reducing import CrossEntropyOutput, Reduction, Returned, factors, finish, reduced
 from onelaunch.torch.softmax import FLOATS
+from onelaunch.torch.split import Split
 
 
 def linear_cross_entropy(
@@ -25,7 +27,8 @@ def linear_cross_entropy(
     logit_scale: float = 1.0, num_items: Tensor | float | None = None, empty_mean: str = "zero",
     grad_in_forward: bool | None = None, accum_dtype: torch.dtype | None = None, chunk: int | None = None,
     return_lse: bool = False, return_z_loss: bool = False, return_predicted_tokens: bool = False,
-    return_token_accuracy: bool = False,
+    return_token_accuracy: bool = False, return_entropy: bool = False, group: ProcessGroup | None = None,
+    vocab_size: int | None = None,
 ) -> Any:  # fmt: skip
     """``cross_entropy(hidden @ weight.T + bias, target, ...)``, a chunk of tokens at a time.
 
@@ -33,13 +36,16 @@ def linear_cross_entropy(
     are multiplied in its dtype and get gradients of their own. target: int32 or int64 labels (...), or probabilities
     (..., classes). The options, outputs and errors are those of ``cross_entropy``; class_weight is its ``weight``.
 
-    With reduction mean or sum and no lse or z-loss as outputs, the gradients of hidden, weight and bias are made with
+    With reduction mean or sum and no lse or entropy as outputs, the gradients of hidden, weight and bias are made with
     the loss: three matrix products, by PyTorch's own, and one launch a chunk. Otherwise (or with
     ``grad_in_forward=False``) backward makes the logits again, a fourth product, and saves the inputs alone. What
     needs no gradient costs nothing. Memory: the gradients, and the logits of one chunk.
 
     chunk: tokens at once (default: 4,096 to 8,192, by ``products.length``). accum_dtype: in which the weight's gradient
     is summed over chunks, f32 (f64 for f64) unless given; the gradient itself has the weight's dtype.
+
+    group, vocab_size: as for ``cross_entropy``: weight and bias are those of this process's classes; hidden is the
+    same in every process, and so is its gradient, which all_reduce sums.
 
     Probabilities that require a gradient, torch.func's gradients, and gradients made with ``create_graph=True`` take
     PyTorch's own operations on whole logits. Second derivatives need ``grad_in_forward=False`` where the gradient would
@@ -53,32 +59,36 @@ def linear_cross_entropy(
     _check(hidden, weight, target, bias, class_weight, soft, kind, accum, chunk)
     options = Loss(-1 if soft else ignore_index, float(label_smoothing), float(lse_square_scale), float(logit_scale),
                    None if softcap is None else float(softcap), soft)  # fmt: skip
-    wanted = Returned(return_lse, return_z_loss, return_predicted_tokens, return_token_accuracy)
+    wanted = Returned(return_lse, return_z_loss, return_predicted_tokens, return_token_accuracy, return_entropy)
     classes, shape = weight.shape[0], list(hidden.shape[:-1])
-    factor, zfactor = factors(target, classes, class_weight, options, how, reference.wide(kind))
+    split = Split.of(classes, group, vocab_size)
+    refuse(split, wanted, soft, target)
+    factor, zfactor = factors(target, classes, class_weight, options, how, reference.wide(kind), split)
     flat = hidden.reshape(-1, hidden.shape[-1])
     labels = target.reshape(-1, classes) if soft else target.reshape(-1)
     needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, weight, bias)]
-    tail = (options.ignore, options.smooth, options.zscale, options.scale, options.cap, soft)
-    if target.requires_grad or not classes or (any(needs) and transformed()):
+    tail = (options.scale, options.cap, soft, split.group, split.part, split.first)
+    if not split.part and (target.requires_grad or not classes or (any(needs) and transformed())):
         logits = functional.linear(flat, weight, bias)
-        losses, lse, best = by_reference(logits, 1, labels, class_weight, options)
+        losses, lse, entropy, best = by_reference(logits, 1, labels, class_weight, options)
     elif any(needs) and _at_once(how, wanted, grad_in_forward):
         # For f16 the factor, small for many tokens, comes after the products: gradients must not vanish before.
         outer = torch.maximum(factor, zfactor).nan_to_num() if kind == torch.float16 else None
         inner = (factor, zfactor) if outer is None else (_ratio(factor, outer), _ratio(zfactor, outer))
         loss, *_, best = linear_loss_op(
-            flat, weight, bias, labels, class_weight, *inner, *needs, kind, accum, chunk, wanted.best, *tail
+            flat, weight, bias, labels, class_weight, *inner, *needs, kind, accum, chunk, wanted.best,
+            options.ignore, options.smooth, options.zscale, *tail,
         )  # fmt: skip
         output = CrossEntropyOutput(
             loss if outer is None else loss * outer, predicted_tokens=best if wanted.best else None
         )
         return finish(output, labels, 1, options, shape, wanted)
     else:
-        losses, lse, _, best = linear_rows_op(
-            flat, weight, bias, labels, class_weight, return_lse, wanted.best, kind, accum, chunk, *tail
-        )
-    output = reduced(losses, lse, best, labels, options, factor, zfactor, how, shape, wanted)
+        losses, lse, entropy, _, best = linear_rows_op(
+            flat, weight, bias, labels, class_weight, wanted.every, wanted.best, wanted.entropy, kind, accum, chunk,
+            options.ignore, options.smooth, *tail,
+        )  # fmt: skip
+    output = reduced(losses, lse, entropy, best, labels, options, factor, zfactor, how, shape, wanted)
     return finish(output, labels, 1, options, shape, wanted)
 
 
@@ -91,9 +101,9 @@ def _kind(hidden: Tensor) -> torch.dtype:
 
 
 def _at_once(how: Reduction, wanted: Returned, asked: bool | None) -> bool:
-    able = how.kind != "none" and not (wanted.lse or wanted.z_loss)
+    able = how.kind != "none" and not wanted.rows
     if asked and not able:
-        raise OptionError("grad_in_forward needs reduction mean or sum, and neither lse nor z_loss")
+        raise OptionError("grad_in_forward needs reduction mean or sum, and none of lse, z_loss and entropy as outputs")
     return able if asked is None else asked
 
 

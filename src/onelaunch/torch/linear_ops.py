@@ -7,6 +7,7 @@ weight: three products a chunk. ``linear_rows_op`` gives the losses of rows alon
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,12 +16,16 @@ from torch.nn import functional
 
 from onelaunch.kernels.calls import Loss
 from onelaunch.torch import reference
-from onelaunch.torch.cross_entropy_ops import backward, evaluate, may_overwrite, one_by_one, rescaled
+from onelaunch.torch.cross_entropy_ops import one_by_one
 from onelaunch.torch.products import accumulate, chunks, length, product
+from onelaunch.torch.reference import Upstream
+from onelaunch.torch.rows import Found, Wanted, empty, evaluate, may_overwrite, problem, rescaled
 from onelaunch.torch.softmax import refuse_twice
+from onelaunch.torch.split import Split, find, pull_back, sum_over
 
 # hidden (tokens, features), weight (classes, features), bias (classes) or None; ``kind`` is the dtype of logits and
-# products. The last arguments of every operator: ignore, smooth, zscale, scale, cap, soft.
+# products. Arguments ignore, smooth, zscale, scale, cap, soft are those of kernels.calls.Loss; group, part, first: of
+# Split, where weight and bias are those of the classes here and hidden is the same in every process.
 
 
 class Head(NamedTuple):
@@ -63,9 +68,9 @@ class Gradients:
             total = g.sum(0, dtype=reference.wide(g.dtype))
             self.bias = total if self.bias is None else self.bias.add_(total)
 
-    def result(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All three; empty where not needed, zero where there were no tokens."""
-        found = [self.hidden]
+    def result(self, group: str) -> tuple[Tensor, Tensor, Tensor]:
+        """All three; empty where not needed, zero where there were no tokens. Hidden states': of all processes."""
+        found = [sum_over(self.hidden, group) if group and self.needs[0] else self.hidden]
         for grad, need, dtype, like in zip(
             (self.weight, self.bias), self.needs[1:], self.dtypes[1:], (self.head.weight, self.head.bias)
         ):
@@ -79,28 +84,44 @@ class Gradients:
 def linear_loss_op(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, factor: Tensor,
     zfactor: Tensor, need_hidden: bool, need_weight: bool, need_bias: bool, kind: torch.dtype, accum: torch.dtype,
-    chunk: int | None, want_best: bool,
-    ignore: int, smooth: float, zscale: float, scale: float, cap: float | None, soft: bool,
+    chunk: int | None, want_best: bool, ignore: int, smooth: float, zscale: float, scale: float, cap: float | None,
+    soft: bool, group: str, part: int, first: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Summed loss; gradients of hidden, weight and bias (empty where not needed); the largest logits' places."""
-    options = Loss(ignore, smooth, zscale, scale, cap, soft)
-    needs = (need_hidden, need_weight, need_bias)
+    options, split = Loss(ignore, smooth, zscale, scale, cap, soft), Split(group, part, first)
+    needs, wanted = (need_hidden, need_weight, need_bias), Wanted(want_best, want_best)
     parts = _parts(hidden, kind, chunk)
     head = Head.of(weight, bias, kind)
     grads = Gradients(hidden, head, needs, _kept(hidden, weight, bias), accum, len(parts) > 1)
-    best = torch.empty(hidden.shape[0] if want_best else 0, dtype=torch.int64, device=hidden.device)
-    total = factor.new_zeros(())
+    total, best = factor.new_zeros(()), [target.new_empty(0, dtype=torch.int64)]
     z = buffer = _buffer(parts, head)
-    for part in parts:
-        some = hidden[part].to(kind)
+    for tokens in parts:
+        some = hidden[tokens].to(kind)
         z = head.logits(some, buffer[: some.shape[0]])
-        loss, _, _ = evaluate(
-            z, 1, target[part], class_weight, factor, zfactor, options, want_best, best[part] if want_best else None, z
-        )  # fmt: skip
-        total += loss.sum()
-        grads.add(part, some, z)
+        found = _in_place(z, target[tokens], class_weight, factor, zfactor, options, wanted, split)
+        total += found.loss.sum()
+        best.append(found.best)
+        grads.add(tokens, some, z)
     del buffer, z  # before the result needs memory
-    return (total, *grads.result(), best)
+    return (total, *grads.result(group), torch.cat(best))
+
+
+def _in_place(
+    z: Tensor, target: Tensor, weight: Tensor | None, factor: Tensor, zfactor: Tensor, options: Loss, wanted: Wanted,
+    split: Split,
+) -> Found:  # fmt: skip
+    """Losses of a chunk; its logits become their gradient."""
+    if not split.part:
+        return evaluate(z, 1, target, weight, factor, zfactor, options, wanted, z)
+    found = find(z, 1, target, weight, replace(options, zscale=0.0), wanted, split)
+    found = found._replace(loss=found.loss * factor)
+    up = Upstream(factor)
+    if options.zscale:
+        lse = found.lse if options.soft else torch.where(target != options.ignore, found.lse, 0.0)
+        square = zfactor * options.zscale
+        found, up = found._replace(loss=found.loss + square * lse * lse), Upstream(factor, 2 * square * lse)
+    pull_back(z, 1, target, weight, found.lse, found.mass, up, options, z, split)
+    return found
 
 
 def _parts(hidden: Tensor, kind: torch.dtype, chunk: int | None) -> list[slice]:
@@ -122,56 +143,49 @@ def _buffer(parts: list[slice], head: Head) -> Tensor:
 @torch.library.custom_op("onelaunch::linear_cross_entropy_rows", mutates_args=())
 def linear_rows_op(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, every: bool,
-    want_best: bool, kind: torch.dtype, accum: torch.dtype, chunk: int | None,
-    ignore: int, smooth: float, zscale: float, scale: float, cap: float | None, soft: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Loss, lse, mass and place of the largest logit of every token."""
-    options = Loss(ignore, smooth, 0.0, scale, cap, soft)
+    want_best: bool, want_entropy: bool, kind: torch.dtype, accum: torch.dtype, chunk: int | None,
+    ignore: int, smooth: float, scale: float, cap: float | None, soft: bool, group: str, part: int, first: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Loss, lse, entropy, mass and place of the largest logit of every token."""
+    options, split = Loss(ignore, smooth, 0.0, scale, cap, soft), Split(group, part, first)
+    wanted = Wanted(every, want_best, want_entropy)
     parts = _parts(hidden, kind, chunk)
     head = Head.of(weight, bias, kind)
-    best = torch.empty(hidden.shape[0] if want_best else 0, dtype=torch.int64, device=hidden.device)
-    z = buffer = _buffer(parts, head)
-    rows = []
-    for part in parts:
-        some = hidden[part].to(kind)
+    buffer = _buffer(parts, head)
+    rows = [empty(buffer, 0, wanted)]
+    for tokens in parts:
+        some = hidden[tokens].to(kind)
         z = head.logits(some, buffer[: some.shape[0]])
-        rows.append(
-            evaluate(
-                z, 1, target[part], class_weight, None, None, options, every, best[part] if want_best else None, None
-            )
-        )
-    if not rows:
-        loss, lse, mass = (hidden.new_empty(0, dtype=reference.wide(kind)) for _ in range(3))
-    else:
-        loss, lse, mass = (torch.cat(column) for column in zip(*rows))
-    return loss, lse, mass, best
+        rows.append(find(z, 1, target[tokens], class_weight, options, wanted, split))
+    found = Found(*(torch.cat(column) for column in zip(*rows)))
+    return found.loss, found.lse, found.entropy, found.mass, found.best
 
 
 @torch.library.custom_op("onelaunch::linear_cross_entropy_rows_backward", mutates_args=())
 def linear_rows_backward_op(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, lse: Tensor,
-    mass: Tensor, up: Tensor, extra: Tensor | None, need_hidden: bool, need_weight: bool, need_bias: bool,
-    kind: torch.dtype, accum: torch.dtype, chunk: int | None,
-    ignore: int, smooth: float, scale: float, cap: float | None, soft: bool,
+    entropies: Tensor, mass: Tensor, up: Tensor, up_lse: Tensor | None, up_entropy: Tensor | None,
+    need_hidden: bool, need_weight: bool, need_bias: bool, kind: torch.dtype, accum: torch.dtype, chunk: int | None,
+    ignore: int, smooth: float, scale: float, cap: float | None, soft: bool, group: str, part: int, first: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of hidden, weight and bias; each token's upstream gradients are folded in before the products."""
-    options = Loss(ignore, smooth, 0.0, scale, cap, soft)
+    options, split = Loss(ignore, smooth, 0.0, scale, cap, soft), Split(group, part, first)
     needs = (need_hidden, need_weight, need_bias)
     parts = _parts(hidden, kind, chunk)
     head = Head.of(weight, bias, kind)
     dtypes = (hidden.dtype, weight.dtype, (weight if bias is None else bias).dtype)
     grads = Gradients(hidden, head, needs, dtypes, accum, len(parts) > 1)
     z = buffer = _buffer(parts, head)
-    up = up.expand_as(lse)
-    for part in parts:
-        some = hidden[part].to(kind)
+    every = [None if t is None else t.expand_as(lse) for t in (up, up_lse, up_entropy)]
+    every.append(entropies if up_entropy is not None else None)
+    for tokens in parts:
+        some = hidden[tokens].to(kind)
         z = head.logits(some, buffer[: some.shape[0]])
-        more = None if extra is None else extra.expand_as(lse)[part]
-        grads.add(
-            part, some, backward(z, 1, target[part], class_weight, lse[part], mass[part], up[part], more, options, z)
-        )
+        here = Upstream(*(None if t is None else t[tokens] for t in every))  # type: ignore[arg-type]
+        pull_back(z, 1, target[tokens], class_weight, lse[tokens], mass[tokens], here, options, z, split)
+        grads.add(tokens, some, z)
     del buffer, z  # before the result needs memory
-    return grads.result()
+    return grads.result(group)
 
 
 # --- fakes -------------------------------------------------------------------------------------------------
@@ -198,18 +212,17 @@ def _(
 
 @linear_rows_op.register_fake
 def _(
-    hidden: Tensor, weight: Any, bias: Any, target: Any, class_weight: Any, every: Any, want_best: bool,
-    kind: torch.dtype, *_: Any,
+    hidden: Tensor, weight: Any, bias: Any, target: Any, class_weight: Any, every: bool, want_best: bool,
+    want_entropy: bool, kind: torch.dtype, *_: Any,
 ) -> Any:  # fmt: skip
-    n = hidden.shape[0]
-    rows = [hidden.new_empty(n, dtype=reference.wide(kind)) for _ in range(3)]
-    return (*rows, hidden.new_empty(n if want_best else 0, dtype=torch.int64))
+    found = empty(hidden.new_empty(0, dtype=kind), hidden.shape[0], Wanted(every, want_best, want_entropy))
+    return found.loss, found.lse, found.entropy, found.mass, found.best
 
 
 @linear_rows_backward_op.register_fake
 def _(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, class_weight: Any, lse: Any, mass: Any, up: Any,
-    extra: Any, need_hidden: bool, need_weight: bool, need_bias: bool, *_: Any,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, class_weight: Any, lse: Any, entropies: Any,
+    mass: Any, up: Any, up_lse: Any, up_entropy: Any, need_hidden: bool, need_weight: bool, need_bias: bool, *_: Any,
 ) -> Any:  # fmt: skip
     dtypes = (hidden.dtype, weight.dtype, (weight if bias is None else bias).dtype)
     return _fake_gradients((hidden, weight, bias), (need_hidden, need_weight, need_bias), dtypes)
@@ -245,35 +258,37 @@ def _scaled(grad: Tensor, g: Tensor) -> Tensor:
 
 
 def _save_rows(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, bias, target, class_weight, _, _, kind, accum, chunk, ignore, smooth, _, scale, cap, soft = inputs
     ctx.set_materialize_grads(False)
-    ctx.settings = (kind, accum, chunk, ignore, smooth, scale, cap, soft)
-    ctx.save_for_backward(hidden, weight, bias, target, class_weight, output[1], output[2])
+    ctx.count, ctx.settings = len(inputs), inputs[8:]
+    ctx.save_for_backward(*inputs[:5], *output[1:4])
 
 
-def _rows_backward(ctx: Any, up: Tensor | None, extra: Tensor | None, _: Any, __: Any) -> tuple[Tensor | None, ...]:
-    rest = (None,) * 16
-    if up is None and extra is None:
-        return rest
-    *given, lse, mass = ctx.saved_tensors
+def _rows_backward(ctx: Any, up: Tensor | None, *more: Tensor | None) -> tuple[Tensor | None, ...]:
+    up_lse, up_entropy = more[:2]
+    if up is None and up_lse is None and up_entropy is None:
+        return (None,) * ctx.count
+    *given, lse, entropies, mass = ctx.saved_tensors
     up = lse.new_zeros(1) if up is None else up
     needs = tuple(ctx.needs_input_grad[:3])
-    if torch.is_grad_enabled():
-        return (*_differentiable(given, needs, lse, mass, up, extra, ctx.settings), *rest[3:])
-    grads = linear_rows_backward_op(*given, lse, mass, up, extra, *needs, *ctx.settings)
-    return (*(g if need else None for g, need in zip(grads, needs)), *rest[3:])
+    if torch.is_grad_enabled() and not ctx.settings[-2]:
+        upstream = Upstream(up, up_lse, up_entropy, entropies)
+        grads = _differentiable(given, needs, lse, mass, upstream, ctx.settings)
+    else:
+        grads = linear_rows_backward_op(
+            *given, lse, entropies, mass, up, up_lse, up_entropy, *needs, *ctx.settings
+        )  # fmt: skip
+    return (*(g if need else None for g, need in zip(grads, needs)), *(None,) * (ctx.count - 3))
 
 
 def _differentiable(
-    given: list[Any], needs: tuple[bool, ...], lse: Tensor, mass: Tensor, up: Tensor, extra: Tensor | None,
-    settings: tuple[Any, ...],
-) -> list[Tensor | None]:  # fmt: skip
+    given: list[Any], needs: tuple[bool, ...], lse: Tensor, mass: Tensor, up: Upstream, settings: tuple[Any, ...]
+) -> list[Tensor | None]:
     """The gradients by PyTorch's operations on whole logits, for gradients that are to have derivatives."""
     hidden, weight, bias, target, class_weight = given
-    kind, _, _, ignore, smooth, scale, cap, soft = settings
+    kind, _, _, ignore, smooth, scale, cap, soft, *_ = settings
     x, w = hidden.to(kind), weight.to(kind)
     z = functional.linear(x, w, None if bias is None else bias.to(kind))
-    d = reference.Rows(z, target, class_weight, Loss(ignore, smooth, 0.0, scale, cap, soft)).pulled(mass, up, extra)
+    d = problem(z, 1, target, class_weight, Loss(ignore, smooth, 0.0, scale, cap, soft)).pulled(lse, mass, up)
     d = d.to(kind)
     grads = (lambda: d @ w, lambda: d.t() @ x, lambda: d.sum(0))
     return [grad().to(t.dtype) if need else None for grad, need, t in zip(grads, needs, given)]

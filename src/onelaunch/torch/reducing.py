@@ -9,16 +9,18 @@ from torch import Tensor
 
 from onelaunch.errors import OptionError
 from onelaunch.kernels.calls import Loss
+from onelaunch.torch.split import Split, sum_over
 
 
 class CrossEntropyOutput(NamedTuple):
-    """The loss, with whatever else was asked for (None otherwise). lse and z_loss are differentiable."""
+    """The loss, with whatever else was asked for (None otherwise). lse, z_loss and entropy are differentiable."""
 
     loss: Tensor
     lse: Tensor | None = None
     z_loss: Tensor | None = None
     predicted_tokens: Tensor | None = None
     token_accuracy: Tensor | None = None
+    entropy: Tensor | None = None
 
 
 class Returned(NamedTuple):
@@ -28,6 +30,17 @@ class Returned(NamedTuple):
     z_loss: bool = False
     predicted_tokens: bool = False
     token_accuracy: bool = False
+    entropy: bool = False
+
+    @property
+    def every(self) -> bool:
+        """Whether rows that do not count are looked at, too."""
+        return self.lse or self.entropy
+
+    @property
+    def rows(self) -> bool:
+        """Whether something beside the loss has a derivative."""
+        return self.lse or self.z_loss or self.entropy
 
     @property
     def best(self) -> bool:
@@ -71,9 +84,13 @@ def counted(target: Tensor, options: Loss) -> Tensor:
 
 
 def factors(
-    target: Tensor, classes: int, weight: Tensor | None, options: Loss, how: Reduction, kind: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """What multiplies a row's loss and its z-loss: 0-d tensors, made on the device."""
+    target: Tensor, columns: int, weight: Tensor | None, options: Loss, how: Reduction, kind: torch.dtype,
+    split: Split,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What multiplies a row's loss and its z-loss: 0-d tensors, made on the device.
+
+    columns: of target, where that has probabilities; weight: of the columns here.
+    """
     device = target.device
     if how.num_items is not None:
         n = how.num_items
@@ -86,16 +103,17 @@ def factors(
         one = torch.ones((), dtype=kind, device=device)
         return one, one
     if options.soft:
-        rows = target.numel() // max(classes, 1)
+        rows = target.numel() // max(columns, 1)
         factor = torch.full((), 1.0 / rows if rows else _empty(how.empty_mean), dtype=kind, device=device)
         return factor, factor
     valid = target != options.ignore
     number = _inverse(valid.sum().to(kind), how.empty_mean)
     if weight is None:
         return number, number
-    inside = valid & (target >= 0) & (target < classes)
-    weights = torch.where(inside, weight.to(kind)[torch.where(inside, target, 0).long()], 0.0)
-    return _inverse(weights.sum(), how.empty_mean), number
+    column = target.long() - split.first
+    inside = valid & (column >= 0) & (column < split.width(columns))
+    total = torch.where(inside, weight.to(kind)[torch.where(inside, column, 0)], 0.0).sum()
+    return _inverse(sum_over(total, split.group) if split.group else total, how.empty_mean), number
 
 
 def _empty(empty_mean: str) -> float:
@@ -107,10 +125,10 @@ def _inverse(total: Tensor, empty_mean: str) -> Tensor:
 
 
 def reduced(
-    losses: Tensor, lse: Tensor, best: Tensor | None, target: Tensor, options: Loss, factor: Tensor, zfactor: Tensor,
-    how: Reduction, shape: list[int], wanted: Returned,
+    losses: Tensor, lse: Tensor, entropy: Tensor, best: Tensor | None, target: Tensor, options: Loss, factor: Tensor,
+    zfactor: Tensor, how: Reduction, shape: list[int], wanted: Returned,
 ) -> CrossEntropyOutput:  # fmt: skip
-    """The output from every row's loss and lse, by differentiable operations; z-loss is added here."""
+    """The output from what was found of every row, by differentiable operations; z-loss is added here."""
     z = None
     losses = losses * factor
     if options.zscale or wanted.z_loss:
@@ -121,8 +139,9 @@ def reduced(
     else:
         losses, z = losses.sum(), None if z is None else z.sum()
     return CrossEntropyOutput(
-        losses, lse.reshape(shape) if wanted.lse else None, z if wanted.z_loss else None, best if wanted.best else None
-    )
+        losses, lse.reshape(shape) if wanted.lse else None, z if wanted.z_loss else None,
+        best if wanted.best else None, entropy=entropy.reshape(shape) if wanted.entropy else None,
+    )  # fmt: skip
 
 
 def finish(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -76,11 +78,21 @@ def saves_input(options: Scores) -> bool:
     return options.mode == LOGSUMEXP or options.cap is not None
 
 
+class Upstream(NamedTuple):
+    """Upstream gradients, one number or one a row: of losses, of lse and of entropies (with the entropies)."""
+
+    loss: Tensor
+    lse: Tensor | None = None
+    entropy: Tensor | None = None
+    entropies: Tensor | None = None
+
+
 class Rows:
     """Cross-entropy of rows: logits (rows, classes), labels (rows,) or probabilities (rows, classes)."""
 
     def __init__(self, x: Tensor, target: Tensor, weight: Tensor | None, options: Loss):
         self.options, self.classes = options, x.shape[1]
+        each = options.smooth / (options.part or self.classes)
         self.z = capped(x, options.scale, options.cap)
         kind = self.z.dtype
         w = None if weight is None else weight.to(kind)
@@ -88,7 +100,7 @@ class Rows:
         self.pull: Tensor | None = None
         if options.soft:
             q = target.to(kind)
-            self.pull = q * (1 - options.smooth) + options.smooth / self.classes if options.smooth else q
+            self.pull = q * (1 - options.smooth) + each if options.smooth else q
             self.pull = self.pull if w is None else self.pull * w
             return
         self.valid = target != options.ignore
@@ -96,10 +108,11 @@ class Rows:
         self.label = torch.where(inside, target, 0).long()
         share = torch.full_like(self.z[:, 0], 1 - options.smooth)
         share = share if w is None else share * w[self.label]
-        self.share = torch.where(inside, share, torch.where(self.valid, float("nan"), 0.0).to(kind))
+        elsewhere = 0.0 if options.part else float("nan")  # then it is a class of another part
+        self.share = torch.where(inside, share, torch.where(self.valid, elsewhere, 0.0).to(kind))
         if options.smooth:
             ones = torch.ones(self.classes, dtype=kind, device=x.device) if w is None else w
-            self.pull = (ones * (options.smooth / self.classes)).expand_as(self.z)
+            self.pull = (ones * each).expand_as(self.z)
 
     def losses(self) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, lse and mass (the weight of lse in the loss) of each row."""
@@ -116,24 +129,46 @@ class Rows:
             loss, mass = torch.where(self.valid, loss, 0.0), torch.where(self.valid, mass, 0.0)
         return loss, lse, mass
 
-    def gradient(self, push: Tensor, scale: Tensor) -> Tensor:
+    def softmax(self, lse: Tensor | None = None) -> Tensor:
+        """Probabilities: of these classes alone, or with the lse of all."""
+        if lse is None:
+            return torch.softmax(self.z, 1)
+        return torch.exp(self.z - torch.where(lse.isinf(), float("nan"), lse)[:, None])
+
+    def entropy(self, lse: Tensor) -> Tensor:
+        """Of the probabilities; 0 where a part's are all 0."""
+        p = self.softmax()
+        found = lse - torch.where(p == 0, 0.0, p * self.z).sum(1)
+        return torch.where(lse == float("-inf"), 0.0, found) if self.options.part else found
+
+    def gradient(self, push: Tensor, scale: Tensor, lse: Tensor | None = None) -> Tensor:
         """``push softmax(z) - scale (weights of z)``, times dz/dx."""
         rows = torch.ones_like(push, dtype=torch.bool) if self.valid is None else self.valid
         scale = torch.where(rows, scale, 0.0)
-        d = push[:, None] * torch.softmax(self.z, 1)
+        d = push[:, None] * self.softmax(lse)
         d = torch.where((push == 0)[:, None] & ~rows[:, None], 0.0, d)
         if self.pull is not None:
             d = d - torch.where(rows[:, None], self.pull * scale[:, None], 0.0)
         if self.label is not None and self.share is not None:
             taken = torch.where(rows, self.share * scale, 0.0)
             d = d.scatter_add(1, self.label[:, None], -taken[:, None])
-        d = d * self.options.scale
-        if self.options.cap is not None:
-            d = d * (1 - (self.z / self.options.cap) ** 2)
-        return d
+        return self._through(d)
 
-    def pulled(self, mass: Tensor, up: Tensor, extra: Tensor | None) -> Tensor:
-        """The gradient from upstream gradients of losses (``up``, one number or one a row) and of lse (``extra``)."""
-        up = up.to(mass.dtype).expand_as(mass)
-        push = torch.where(mass == 0, 0.0, mass * up)
-        return self.gradient(push if extra is None else push + extra, up)
+    def _through(self, d: Tensor) -> Tensor:
+        d = d * self.options.scale
+        return d if self.options.cap is None else d * (1 - (self.z / self.options.cap) ** 2)
+
+    def pulled(self, lse: Tensor, mass: Tensor, up: Upstream) -> Tensor:
+        """The gradient from upstream gradients; differentiable where these are all classes."""
+        loss = up.loss.to(mass.dtype).expand_as(mass)
+        push = torch.where(mass == 0, 0.0, mass * loss)
+        given = lse if self.options.part else None
+        d = self.gradient(push if up.lse is None else push + up.lse, loss, given)
+        if up.entropy is None or up.entropies is None:
+            return d
+        p = self.softmax(given)
+        z, entropies = self.z - lse[:, None], up.entropies
+        if given is None:
+            z = torch.log_softmax(self.z, 1)
+            entropies = -torch.where(p == 0, 0.0, p * z).sum(1)
+        return d - self._through(torch.where(p == 0, 0.0, p * (z + entropies[:, None])) * up.entropy[:, None])
