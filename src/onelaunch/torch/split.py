@@ -16,7 +16,6 @@ from torch import distributed as dist
 
 from onelaunch.errors import OptionError
 from onelaunch.kernels.calls import Loss
-from onelaunch.torch import reference
 from onelaunch.torch.reference import Upstream
 from onelaunch.torch.rows import Found, Wanted, backward, count, empty, evaluate
 
@@ -109,7 +108,10 @@ def find(
         found = _nothing(x, axis, wanted)
     if split.group and x.numel():
         found = _combined(found, x.shape[axis], wanted, split.group)
-    return found if bad is None else found._replace(loss=torch.where(bad, float("nan"), found.loss))
+    if bad is None:
+        return found
+    nan = float("nan")
+    return found._replace(loss=torch.where(bad, nan, found.loss), mass=torch.where(bad, nan, found.mass))
 
 
 def _nothing(x: Tensor, axis: int, wanted: Wanted) -> Found:
@@ -129,7 +131,7 @@ def _combined(found: Found, columns: int, wanted: Wanted, name: str) -> Found:
     group = _group(name)
     mine = torch.stack(packed)
     every = mine.new_empty(dist.get_world_size(group), *mine.shape)
-    dist.all_gather_into_tensor(every, mine, group=group)
+    dist.all_gather(list(every.unbind(0)), mine, group=group)
     loss, lse, mass = every[:, 0], every[:, 1], every[:, 2]
     loss, whole, log, shift = _together(loss, lse, mass)
     found = found._replace(loss=loss, lse=whole, mass=mass.sum(0))
@@ -169,9 +171,7 @@ def pull_back(
     """``backward`` for the columns here, without a collective; the gradient of padding is 0."""
     if not split.part:
         return backward(x, axis, target, weight, lse, mass, up, options, dx)
-    width, labels, weight, options, bad = _here(x, axis, target, weight, options, split)
-    if bad is not None:
-        up = up._replace(loss=torch.where(bad, float("nan"), up.loss.to(reference.wide(x.dtype))))
+    width, labels, weight, options, _ = _here(x, axis, target, weight, options, split)
     columns = x.shape[axis]
     if width:
         z, d = x.narrow(axis, 0, width), dx.narrow(axis, 0, width)
