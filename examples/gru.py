@@ -1,5 +1,7 @@
 """A gated recurrent unit over a sequence by scan: hidden 64, batch 16, 256 steps. float32.
 
+``make_training`` makes the loss of a prediction and its gradient instead, of a smaller unit.
+
 python examples/gru.py [--small]
 """
 
@@ -58,6 +60,29 @@ def make(time_steps: int = 256, batch: int = 16, inputs: int = 32, hidden: int =
 def make_small() -> tuple[Any, tuple[Any, ...]]:
     """Four steps of a batch of 3 with 2 inputs and 5 hidden units."""
     return make(4, 3, 2, 5)
+
+
+def loss(p: Parameters, h0: jax.Array, xs: jax.Array) -> jax.Array:
+    """The mean squared error of the first hidden units as predictions of the next inputs."""
+    _, states = gru(p, h0, xs)
+    return jnp.mean((states[:-1, :, : xs.shape[-1]] - xs[1:]) ** 2)
+
+
+def gradient(p: Parameters, h0: jax.Array, xs: jax.Array) -> tuple[jax.Array, tuple[Parameters, jax.Array]]:
+    """The loss, and its gradient by the weights and by the first state."""
+    return jax.value_and_grad(loss, argnums=(0, 1))(p, h0, xs)
+
+
+def make_training(
+    time_steps: int = 64, batch: int = 8, inputs: int = 4, hidden: int = 16
+) -> tuple[Any, tuple[Any, ...]]:
+    """The gradient through 64 steps of a batch of 8 with 4 inputs and 16 hidden units."""
+    return gradient, make(time_steps, batch, inputs, hidden)[1]
+
+
+def make_training_small() -> tuple[Any, tuple[Any, ...]]:
+    """The gradient through four steps of a batch of 3 with 2 inputs and 5 hidden units."""
+    return make_training(4, 3, 2, 5)
 
 
 def main() -> None:
