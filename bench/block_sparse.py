@@ -2,11 +2,13 @@
 
     python bench/block_sparse.py [--limit SECONDS] [--only CONTENDER ...] [--small]
 
+Products and attention: bench/block_matmul.py.
+
 Contenders: a copy (the ceiling), PyTorch's dense softmax of as many elements, blksprs, onelaunch. Every contender runs
-in a process of its own under a time limit; one that can't be imported is left out with its reason. The result is
-bench/results/block-sparse-GPU.json: for every case the median and quartiles of the time, the bytes that an ideal kernel
-moves (forward two passes over the blocks, both directions five), the fraction of this run's copy ceiling, and the
-error of the first head against float64.
+in a process of its own under a time limit, after several that compile its kernels; one that can't be imported is left
+out with its reason. The result is bench/results/block-sparse-GPU.json: for every case the median and quartiles of the
+time, the bytes that an ideal kernel moves (forward two passes over the blocks, both directions five), the fraction of
+this run's copy ceiling, and the error of the first head against float64.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +27,10 @@ import machine
 from onelaunch.sparse import BlockLayout, random
 from process import RESULTS, emit, run_worker, write_json
 
+SCRIPT = "block_sparse.py"
 CONTENDERS = ("copy", "dense", "blksprs", "onelaunch")
+#: Processes that compile at the same time.
+PARTS = 10
 #: Heads (or batch times heads), size, block, density: random, with a full diagonal.
 LAYOUTS = [(32, 4096, 64, 0.25), (32, 4096, 64, 0.1), (64, 4096, 32, 0.1), (8, 16384, 64, 0.1), (8, 16384, 128, 0.05)]
 
@@ -50,9 +56,11 @@ class Case:
 
 
 def cases(name: str, small: bool) -> list[Case]:
-    """All of a contender; ``small`` is a quick trial of the script. blksprs takes f32 alone."""
-    dtypes = ("float32",) if name == "blksprs" else ("float32", "bfloat16")
+    """All of a contender; ``small`` is a quick trial of the script. bf16 for onelaunch alone: blksprs takes f32."""
     layouts = [(2, 512, 32, 0.25)] if small else LAYOUTS
+    if name == "copy":
+        return [Case("forward", "float32", *layout) for layout in layouts[:1]]
+    dtypes = ("float32", "bfloat16") if name == "onelaunch" else ("float32",)
     return [
         Case(direction, dtype, *layout) for dtype in dtypes for layout in layouts for direction in ("forward", "both")
     ]
@@ -74,7 +82,7 @@ def contender(name: str, layout: BlockLayout) -> Callable[[Any], Any]:
     return lambda x: ours.softmax(x, layout)
 
 
-def measure(run: Callable[[], Any], seconds: float = 0.5) -> dict[str, float]:
+def measure(run: Callable[[], Any], seconds: float = 0.2) -> dict[str, float]:
     """Milliseconds by device events; at least 10 runs. The arrays are much larger than the cache."""
     import torch
 
@@ -114,16 +122,37 @@ def prepare(name: str, case: Case, layout: BlockLayout, x: Any) -> Callable[[], 
 
 
 def error(name: str, case: Case, layout: BlockLayout, x: Any) -> float | None:
-    """Largest error of the first head's softmax against float64."""
+    """Largest error, in the first head, of softmax or of its gradient against float64."""
     import torch
 
-    if name in ("copy", "dense") or case.direction == "both":
+    if name in ("copy", "dense"):
         return None
     first = BlockLayout(layout.mask[:1], layout.block)
-    want = torch.softmax(first.to_dense(x[: first.nnz].double(), float("-inf")), -1)
-    with torch.no_grad():
-        found = contender(name, layout)(x)[: first.nnz]
-    return float((torch.Tensor(found).double() - first.from_dense(want)).abs().max())
+    function = contender(name, layout)
+    leaf, short = (t.detach().requires_grad_() for t in (x, x[: first.nnz].double()))
+    found = function(leaf)
+    want = first.from_dense(torch.softmax(first.to_dense(short, float("-inf")), -1))
+    if case.direction == "both":
+        up = torch.sin(torch.arange(x.numel(), device="cuda")).reshape(x.shape)
+        (found,) = torch.autograd.grad(found, leaf, up.to(found.dtype))
+        (want,) = torch.autograd.grad(want, short, up[: first.nnz].double())
+    return float((torch.Tensor(found.detach())[: first.nnz].double() - want.detach()).abs().max())
+
+
+def values(case: Case, layout: BlockLayout) -> Any:
+    """Scores."""
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.empty(layout.nnz, case.block, case.block, dtype=getattr(torch, case.dtype), device="cuda")
+    return x.normal_(0, 2, generator=generator)
+
+
+def compile_kernels(name: str, small: bool, part: int) -> None:
+    """Run each PARTS-th case once: Triton keeps on disk what it compiles."""
+    for case in cases(name, small)[part::PARTS]:
+        layout = case.layout()
+        prepare(name, case, layout, values(case, layout))()
 
 
 def work(name: str, small: bool) -> None:
@@ -135,9 +164,7 @@ def work(name: str, small: bool) -> None:
         record: dict[str, Any] = {"contender": name, **asdict(case), "ideal_bytes": case.ideal(layout.nnz)}
         record["blocks"] = layout.nnz
         try:
-            generator = torch.Generator("cuda").manual_seed(0)
-            x = torch.empty(layout.nnz, case.block, case.block, dtype=getattr(torch, case.dtype), device="cuda")
-            x.normal_(0, 2, generator=generator)
+            x = values(case, layout)
             record["error"] = error(name, case, layout, x)
             record |= measure(prepare(name, case, layout, x))
         except Exception as failure:
@@ -161,30 +188,41 @@ def fractions(records: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Supervise the workers, or be one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds for each contender")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each contender")
     parser.add_argument("--only", nargs="*", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--worker", choices=CONTENDERS)
+    parser.add_argument("--part", type=int)
     options = parser.parse_args()
-    if options.worker:
+    if options.part is not None:
+        compile_kernels(options.worker, options.small, options.part)
+    elif options.worker:
         work(options.worker, options.small)
-        return
+    else:
+        supervise(options)
+
+
+def supervise(options: argparse.Namespace) -> None:
+    """All contenders, one after the other; what is known is written after each."""
     where = machine.describe()
     if where["gpu"] == "none":
         sys.exit("bench/block_sparse.py needs a GPU")
+    flags = ["--small"] if options.small else []
+    jobs = [(n, str(part)) for n in options.only if n in ("blksprs", "onelaunch") for part in range(PARTS)]
+    with ThreadPoolExecutor(2 * PARTS) as pool:
+        list(pool.map(lambda j: run_worker(SCRIPT, ["--worker", j[0], "--part", j[1], *flags], options.limit), jobs))
     records: list[dict[str, Any]] = []
     status: dict[str, str] = {}
+    slug = re.sub(r"[^a-z0-9]+", "-", str(where["gpu"]).lower()).strip("-")
+    path = RESULTS / f"block-sparse-{slug}.json"
     for name in options.only:
-        arguments = ["--worker", name, *(["--small"] if options.small else [])]
-        outcome = run_worker("block_sparse.py", arguments, options.limit)
+        outcome = run_worker(SCRIPT, ["--worker", name, *flags], options.limit)
         records += outcome.records
         status[name] = outcome.status
         print(f"{name}: {outcome.status}, {len(outcome.records)} cases", flush=True)
-    fractions(records)
-    slug = re.sub(r"[^a-z0-9]+", "-", str(where["gpu"]).lower()).strip("-")
-    path = RESULTS / f"block-sparse-{slug}.json"
-    peers = {"blksprs": machine.version("blksprs")}
-    write_json(path, {"machine": where, "peers": peers, "status": status, "results": records})
+        fractions(records)
+        peers = {"blksprs": machine.version("blksprs")}
+        write_json(path, {"machine": where, "peers": peers, "status": status, "results": records})
     print(f"written: {path}")
     for r in records:
         shown = f"{r['of_copy']:.2f} of a copy, {r['median_ms']:.3f} ms" if "of_copy" in r else r.get("status", "")

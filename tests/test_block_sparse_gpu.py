@@ -64,17 +64,21 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("mode", MODES)
-def test_values(mode, name, dtype):
+def test_values(mode, name):
     layout = LAYOUTS[name]
-    tolerance = {torch.float32: 2e-5, torch.float64: 1e-10}.get(dtype, 5e-2)
-    compare(mode, seeded(2, layout.nnz, layout.block, layout.block, dtype=dtype), layout, tolerance, scale=0.5)
+    compare(mode, seeded(2, layout.nnz, layout.block, layout.block), layout, 2e-5, scale=0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_dtypes(dtype):
+    layout = LAYOUTS["32"]
+    compare("softmax", seeded(2, layout.nnz, 32, 32, dtype=dtype), layout, 1e-10 if dtype == torch.float64 else 5e-2)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["32", "64", "window and global"])
+@pytest.mark.parametrize("name", ["32", "window and global"])
 def test_options(mode, name):
     layout = LAYOUTS[name]
     queries, keys = layout.shape[-2:]
