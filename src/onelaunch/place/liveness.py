@@ -23,7 +23,10 @@ class Range:
 
 
 def share(program: Program) -> None:
-    """Give scratch buffers with ranges apart the same memory, in place."""
+    """Give scratch buffers with ranges apart the same memory, in place.
+
+    Of several programs each has its part of a buffer: parts lie alike in buffers of one size.
+    """
     ranges = {b: r for b in program.scratch if (r := _range(program.body, b)) is not None}
     kept: list[Buffer] = []
     merged: dict[Buffer, Buffer] = {}
@@ -32,7 +35,7 @@ def share(program: Program) -> None:
         for other in kept:
             theirs = ranges[other]
             alike = other.dtype == b.dtype and other.offset is b.offset and theirs.block is mine.block
-            if alike and (b.offset is None or other.size == b.size) and theirs.last < mine.first:
+            if alike and (program.grid == 1 or other.size == b.size) and theirs.last < mine.first:
                 merged[b] = other
                 other.size = max(other.size, b.size)
                 theirs.last = mine.last

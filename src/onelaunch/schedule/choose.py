@@ -20,6 +20,10 @@ PROGRAMS = MULTIPROCESSORS * 4
 HELD_WORDS = 100
 
 
+#: Elements of one member of an ensemble that fill a program of several warps.
+WIDE = 1024
+
+
 def choose(graph: Graph, axes: Axes, late: frozenset[n.Node] = frozenset()) -> Limits:
     """The first choice; with fewer unrolled dims where it would hold too much in registers."""
     limits = first_choice(graph, axes, late)
@@ -46,7 +50,7 @@ def first_choice(graph: Graph, axes: Axes, late: frozenset[n.Node]) -> Limits:
     widest = max((v.size // (extent if v in members else 1) for v in computed(graph, late)), default=1)
     if widest <= Limits.unroll_dim:
         return Limits(lanes=min(32, _pow2_below(extent)), num_warps=1)
-    if extent <= PROGRAMS:
+    if extent <= PROGRAMS or widest >= WIDE:
         return dataclasses.replace(one_program(graph), lanes=1)
     if extent <= PROGRAMS * 8:
         return Limits(lanes=2 * _pow2_below(extent // PROGRAMS), num_warps=1)
