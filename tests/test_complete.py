@@ -69,7 +69,6 @@ def test_every_primitive_of_the_table_has_a_rule_or_is_opened() -> None:
         (lambda x: jax.numpy.fft.fft(x), "fft"),
         (lambda x: jax.pure_callback(lambda x: x, x, x), "pure_callback"),
         (lambda x: jax.debug.print("{}", x), "debug_callback"),
-        (lambda x: jax.random.bits(jax.random.key(0, impl="rbg"), (2,)), "random"),
         (lambda x: x.astype(jax.numpy.float8_e4m3fn), "convert_element_type"),
         (lambda x: jax.lax.linalg.qr(x[:, None] * x, pivoting=True), "qr"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.random import threefry_2x32
 
 from rows.row import Row, f32, i32, key, normal, row
@@ -27,6 +28,28 @@ def over_keys(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def draws(shape: tuple[int, ...], dtype: Any = jnp.uint32) -> Callable[..., Any]:
     return typed(lambda k: R.bits(k, shape, dtype))
+
+
+STATE = np.array([3, 2**31 + 5, 2**32 - 2, 9], np.uint32)
+SHAPES = ((), (6,), (7,), (3, 4), (3, 5))
+
+
+def generator(algorithm: int, shape: tuple[int, ...], dtype: str = "uint32") -> Any:
+    return lambda state: lax.rng_bit_generator(state, shape, dtype, algorithm=lax.RandomAlgorithm(algorithm))
+
+
+def of_kind(kind: str) -> Any:
+    """Keys of a kind: made, split, folded, carried by a loop, drawn from one by one and as a batch."""
+
+    def fn(seed: Any) -> Any:
+        def step(k: Any, i: Any) -> Any:
+            k, sub = R.split(R.fold_in(k, i))
+            return k, R.uniform(sub)
+
+        k, xs = lax.scan(step, R.key(seed, impl=kind), jnp.arange(3))
+        return R.key_data(k), xs, jax.vmap(lambda k: R.bits(k, (2,)))(R.split(k, 3)), R.permutation(k, 5)
+
+    return fn
 
 
 def chain(words: Any) -> Any:
@@ -75,6 +98,11 @@ ROWS: list[Row] = [
     ),
     row("key_indexed", lambda w, i: R.bits(R.wrap_key_data(w)[i]), KEYS, np.int32(2)),
     row("key_chain", chain, key(4), ulps=16),
+    *(row(f"generator_{alg}_{n}", generator(alg, shape), STATE) for alg in (1, 2) for n, shape in enumerate(SHAPES)),
+    *(row(f"generator_{alg}_{t}", generator(alg, (5,), t), STATE) for alg in (0, 1) for t in ("uint8", "uint16")),
+    *(row(f"generator_{alg}_wide", generator(alg, (3, 2), "uint64"), STATE, x64=True) for alg in (1, 2)),
+    row("generator_wide_state", generator(2, (3,)), STATE.view(np.uint64), x64=True),
+    *(row(f"{kind}_key", of_kind(kind), np.uint32(7)) for kind in ("rbg", "unsafe_rbg")),
     row("threefry", lambda k: threefry_2x32(k, jnp.arange(5, dtype=jnp.uint32)), key(4)),
     row("uniform", typed(lambda k: R.uniform(k, (7,), minval=-2, maxval=3)), key(1), floor=1),
     row("uniform_f64", typed(lambda k: R.uniform(k, (5,), jnp.float64)), key(1), x64=True),

@@ -11,24 +11,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core.primitives import random_gamma_p
-from jax.extend.random import threefry_prng_impl
+from jax.extend.random import rbg_prng_impl, threefry_prng_impl, unsafe_rbg_prng_impl
 
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
 from onelaunch.ops.table import REFUSED, Params, refuse, retrace, rule
+from onelaunch.ops.words import KEY_KINDS
 
 UINT32 = np.dtype("uint32")
 
-RBG_FIX = 'Use threefry keys: jax.random.key(seed, impl="threefry2x32").'
-REFUSED["rng_bit_generator"] = ("its bits come from XLA's own generator", RBG_FIX)
+#: the functions (seed, split, random_bits, fold_in) behind a typed key, in plain JAX, by its dtype
+IMPLS = {"key<fry>": threefry_prng_impl, "key<rbg>": rbg_prng_impl, "key<urbg>": unsafe_rbg_prng_impl}
 REFUSED["rng_uniform"] = ("its numbers come from XLA's own stateful generator", "Use jax.random.uniform with a key.")
 
 
-def threefry(b: Builder, aval: Any) -> Any:
-    """The functions (seed, split, random_bits, fold_in) behind a typed key; only threefry has them in plain JAX."""
-    if str(aval.dtype) != "key<fry>":
-        refuse(b, "random", f"keys of kind {aval.dtype} draw their bits inside XLA", RBG_FIX)
-    return threefry_prng_impl
+def key_impl(b: Builder, aval: Any) -> Any:
+    """The functions behind keys of an abstract value's kind."""
+    if str(aval.dtype) not in IMPLS:
+        fix = f"Use a key of one of JAX's kinds: {', '.join(KEY_KINDS.values())}."
+        refuse(b, "random", f"keys of kind {aval.dtype} are not JAX's own", fix)
+    return IMPLS[str(aval.dtype)]
 
 
 def over_keys(fun: Callable[..., Any], depth: int) -> Callable[..., Any]:
@@ -64,30 +66,30 @@ def fold_words(words: jax.Array, data: jax.Array, impl: Any) -> jax.Array:
 
 @rule("random_split")
 def random_split(b: Builder, params: Params, keys: Value) -> list[Value]:
-    return retrace(b, split_words, keys, impl=threefry(b, params["_in"][0]), shape=tuple(params["shape"]))
+    return retrace(b, split_words, keys, impl=key_impl(b, params["_in"][0]), shape=tuple(params["shape"]))
 
 
 @rule("random_bits")
 def random_bits(b: Builder, params: Params, keys: Value) -> list[Value]:
-    impl = threefry(b, params["_in"][0])
+    impl = key_impl(b, params["_in"][0])
     return retrace(b, bit_words, keys, impl=impl, bit_width=params["bit_width"], shape=tuple(params["shape"]))
 
 
 @rule("random_seed")
 def random_seed(b: Builder, params: Params, seeds: Value) -> list[Value]:
-    return retrace(b, seed_words, seeds, impl=threefry(b, params["_out"][0]))
+    return retrace(b, seed_words, seeds, impl=key_impl(b, params["_out"][0]))
 
 
 @rule("random_fold_in")
 def random_fold_in(b: Builder, params: Params, keys: Value, data: Value) -> list[Value]:
-    return retrace(b, fold_words, keys, data, impl=threefry(b, params["_in"][0]))
+    return retrace(b, fold_words, keys, data, impl=key_impl(b, params["_in"][0]))
 
 
-def gamma_samples(words: jax.Array, alphas: jax.Array, log_space: bool) -> jax.Array:
+def gamma_samples(words: jax.Array, alphas: jax.Array, log_space: bool, kind: str) -> jax.Array:
     """JAX's own sampler for one key and an array of shapes, over the dims of keys; each sample is a lane."""
 
     def sample(words: jax.Array, alphas: jax.Array) -> jax.Array:
-        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        key = jax.random.wrap_key_data(words, impl=kind)
         return random_gamma_p.impl(key, alphas, log_space=log_space, use_vmap=True)
 
     return over_keys(sample, words.ndim - 1)(words, alphas)
@@ -95,8 +97,9 @@ def gamma_samples(words: jax.Array, alphas: jax.Array, log_space: bool) -> jax.A
 
 @rule("random_gamma")
 def random_gamma(b: Builder, params: Params, keys: Value, alphas: Value) -> list[Value]:
-    threefry(b, params["_in"][0])
-    return retrace(b, gamma_samples, keys, alphas, log_space=params["log_space"])
+    key_impl(b, params["_in"][0])
+    kind = KEY_KINDS[str(params["_in"][0].dtype)]
+    return retrace(b, gamma_samples, keys, alphas, log_space=params["log_space"], kind=kind)
 
 
 @rule("iota_2x32_shape")
