@@ -69,11 +69,6 @@ def ruled(x: jax.Array) -> jax.Array:
 ruled.defjvp(lambda p, t: (ruled(*p), t[0] * loop(p[0])))
 
 
-def keys(x: jax.Array) -> Any:
-    key = jax.random.key(3, impl="rbg")
-    return loop(x + jax.random.uniform(key, x.shape)), jax.random.key_data(key)
-
-
 CONVOLUTION = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
 
 #: name -> (program, kernels, the primitive kept)
@@ -95,7 +90,6 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int, str]] = {
     "in jit": (lambda x: loop(jax.jit(between(host))(x)), 2, "pure_callback"),
     "in checkpoint": (lambda x: jax.checkpoint(between(host))(x), 2, "pure_callback"),
     "in custom_jvp": (ruled, 2, "pure_callback"),
-    "rbg keys": (keys, 1, "random"),
     "in fuse": (lambda x: loop(onelaunch.fuse(between(host))(x)), 2, "pure_callback"),
 }
 

@@ -17,6 +17,20 @@ from onelaunch.ops import (
 )
 from onelaunch.ops.table import REFUSED, RULES
 
-SUBJECTS = (complex, control, elementwise, foreign, generator, index, linalg, matmul, random, reduce, shape, sort, window)
+SUBJECTS = (
+    complex,
+    control,
+    elementwise,
+    foreign,
+    generator,
+    index,
+    linalg,
+    matmul,
+    random,
+    reduce,
+    shape,
+    sort,
+    window,
+)
 
 __all__ = ["REFUSED", "RULES", "SUBJECTS"]

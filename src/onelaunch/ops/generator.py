@@ -92,7 +92,9 @@ def as_wide(low: jax.Array, high: jax.Array) -> jax.Array:
 
 def generate(state: jax.Array, *, shape: tuple[int, ...], dtype: str, threefry: bool) -> tuple[jax.Array, jax.Array]:
     """The next state and random bits, from uint32[4] or uint64[2]; bits of 8 and 16 are the low ones of words."""
-    words = list(state if state.ndim == 1 and state.size == 4 else lax.bitcast_convert_type(state, jnp.uint32).reshape(4))
+    words = list(
+        state if state.ndim == 1 and state.size == 4 else lax.bitcast_convert_type(state, jnp.uint32).reshape(4)
+    )
     count = math.prod(shape)
     if threefry and dtype == "uint64":
         after, low, high = threefry_pairs(words, count)

@@ -67,7 +67,9 @@ class Control:
         else:
             d = next(d for d, kind in enumerate(dims) if kind in ("batch", "grid"))
             inner = row_major([1 if k == d else s for k, s in enumerate(v.shape)])
-            alone = dims[d] == "grid"  # one element a program: its part in one piece, else neighbouring lanes side by side
+            alone = (
+                dims[d] == "grid"
+            )  # one element a program: its part in one piece, else neighbouring lanes side by side
             strides = list(inner) if alone else [s * v.shape[d] for s in inner]
             strides[d] = v.size // v.shape[d] if alone else 1
             buffer = Buffer(name, v.dtype, v.shape, tuple(strides), "scratch", v.size)
