@@ -14,12 +14,11 @@ from onelaunch.kernels.attention_calls import COLUMNS, FORWARD, ROWS, Attention,
 from onelaunch.sparse.layout import BlockLayout
 from onelaunch.torch import block_attention_reference as reference
 from onelaunch.torch.block_layouts import find
-from onelaunch.torch.block_matmul import cast, check_arrays, check_precision, in_front, on_device, room
+from onelaunch.torch.block_matmul import cast, check_arrays, check_precision, in_front, matmul, on_device, room
+from onelaunch.torch.block_softmax import MASK_MODES, logsumexp, softmax
 from onelaunch.torch.launching import by_kernel, launch, transformed
 from onelaunch.torch.reference import wide
 from onelaunch.torch.softmax import refuse_twice
-
-MASK_MODES = ("add", "mul")
 
 #: The largest head dim of the kernels.
 LARGEST = 256
@@ -79,18 +78,41 @@ def attention(
 def _call(
     q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, mask: Tensor | None, layout: BlockLayout, options: Attention
 ) -> tuple[Tensor, Tensor]:
-    dense = [t for t in (pad, mask) if t is not None]
-    wanted = any(t.requires_grad for t in dense)
-    if wanted or (any(t.requires_grad for t in (q, k, v)) and transformed()):
+    added = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (pad, mask))
+    whole = (q.shape[-2], k.shape[-2]) == layout.shape[-2:]
+    if (transformed() and (added or any(t.requires_grad for t in (q, k, v)))) or (added and not whole):
         return reference.attention(q, k, v, pad, mask, layout, options)
+    if added:
+        return composed(q, k, v, pad, mask, layout, options)
     plain = (options.scale, options.cap, options.causal, options.pad_add, options.mask_add, options.precision)
     found: tuple[Tensor, Tensor] = block_attention_op(q, k, v, pad, mask, layout.key, *plain)
     return found
 
 
+def composed(
+    q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, mask: Tensor | None, layout: BlockLayout, options: Attention
+) -> tuple[Tensor, Tensor]:
+    """By products and softmax, which have gradients of all that is added to scores; writes blocks of probabilities."""
+    heads, group = q.shape[-3], q.shape[-3] // k.shape[-3]
+    key = ("repeated", heads)
+    if key not in layout.kept:
+        layout.kept[key] = BlockLayout(layout.mask.repeat(heads // layout.heads, -3), layout.block)
+    spread: BlockLayout = layout.kept[key]
+    k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
+    s, scale = matmul(q, k, spread, "sdd", trans_b=True, precision=options.precision), options.scale
+    if options.cap is not None:
+        s, scale = torch.tanh(s.to(wide(s.dtype)) * (scale / options.cap)) * options.cap, 1.0
+    given: dict[str, Any] = {"key_padding_mask": pad, "attn_mask": mask, "is_causal": options.causal}
+    given |= {"key_padding_mask_mode": MASK_MODES[not options.pad_add]}
+    given |= {"attn_mask_mode": MASK_MODES[not options.mask_add]}
+    p = softmax(s, spread, scale, **given).to(q.dtype)
+    lse = logsumexp(s, spread, scale, dtype=wide(q.dtype), **given)
+    return matmul(p, v, spread, "dsd", precision=options.precision), lse
+
+
 def _broadcast(q: Tensor, k: Tensor, v: Tensor, layout: BlockLayout) -> list[Tensor]:
     """With equal leading axes. Raises ValueError where heads, lengths or dims don't fit the layout or each other."""
-    n = len(layout.shape) + 0
+    n = len(layout.shape)
     if min(q.ndim, k.ndim, v.ndim) < n:
         raise ValueError(f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} dimensions; this layout takes at least {n}")
     heads, key_heads = q.shape[-3], k.shape[-3]
