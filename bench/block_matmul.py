@@ -1,13 +1,14 @@
 """Times block-sparse products and attention and their peers on one GPU.
 
-    python bench/block_matmul.py [--limit SECONDS] [--only CONTENDER ...] [--kinds sdd dsd dds attention] [--small]
+    python bench/block_matmul.py [--limit SECONDS] [--only CONTENDER ...] [--every] [--small]
 
 bf16, random layouts with a full diagonal. Products: square, "dense" is torch.matmul of as many multiplications; their
 unit is TFLOP/s of the blocks that are there, ``of_dense`` the share of dense's. Attention: forward and both directions
 (forward and backward through autograd); "flex" is FlexAttention compiled, with blocks of 128 (the layout rounded up
-and a test of elements where blocks are 64), "flex64" the same with blocks of 64. Every contender runs in a process of
-its own under a time limit; one that can't be imported is left out with its reason. The result is
-bench/results/block-matmul-GPU.json, with each result's relative error against float32 (attention: of the first head).
+and a test of elements where blocks are 64), "flex64" the same with blocks of 64. Every contender and group of cases has
+a process of its own under a time limit; they compile side by side and have the GPU one after another. What can't be
+imported is left out with its reason. The result is bench/results/block-matmul-GPU.json, written as results come, with
+each one's relative error against float32 (attention: of the first head). --every: all sizes and densities.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import argparse
 import importlib
 import re
 import sys
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import machine
 from onelaunch.sparse import BlockLayout, random
-from process import RESULTS, emit, run_worker, write_json
+from process import RESULTS, emit, exclusive, run_worker, write_json
 from rows import measure
 
 CONTENDERS = ("dense", "onelaunch", "flex", "flex64", "blksprs")
@@ -54,21 +57,18 @@ class Case:
         return area * self.dim * (4.0 if self.direction == "forward" else 14.0)
 
 
-def cases(kinds: list[str], small: bool) -> list[Case]:
-    """Products of all sizes, densities and blocks; attention of 16,384 tokens."""
-    sizes, tokens = (((1, 512),), 512) if small else (SIZES, 16384)
-    found = [
-        Case(kind, heads, size, block, density)
-        for kind in kinds
-        if kind in PRODUCTS
-        for heads, size in sizes
-        for density in (0.05, 0.1, 0.25)
-        for block in (64, 128)
-    ]
-    if "attention" in kinds:
-        sides = [(block, dim, way) for block in (128, 64) for dim in (64, 128) for way in ("forward", "both")]
-        found += [Case("attention", 16, tokens, block, 0.1, dim, way) for block, dim, way in sides]
-    return found
+#: Cases that one process times: products or attention, block, head dim.
+GROUPS = (("products", 64, 0), ("products", 128, 0), *(("attention", b, d) for b in (128, 64) for d in (64, 128)))
+
+
+def cases(group: tuple[str, int, int], every: bool, small: bool) -> list[Case]:
+    """Products of several sizes and densities, or attention of 16,384 tokens."""
+    kind, block, dim = group
+    if kind == "attention":
+        return [Case(kind, 16, 512 if small else 16384, block, 0.1, dim, way) for way in ("forward", "both")]
+    sizes = ((1, 512),) if small else SIZES if every else (SIZES[0], SIZES[-1])
+    densities = (0.05, 0.1, 0.25) if every else (0.05, 0.25)
+    return [Case(mode, *size, block, density) for size in sizes for density in densities for mode in PRODUCTS]
 
 
 def normal(*shape: int) -> Any:
@@ -98,7 +98,8 @@ def product(name: str, case: Case, layout: BlockLayout) -> tuple[Callable[[], An
         matmul = importlib.import_module("onelaunch.torch.block_sparse").matmul
         given = {"sdd": (dense, other), "dsd": (values, dense), "dds": (dense, values)}[case.kind]
         return lambda: matmul(*given, layout, case.kind), float_of, work
-    matmul = importlib.import_module("blksprs").ops.matmul
+    matmul = importlib.import_module("blksprs.ops.matmul").matmul
+    wrap = importlib.import_module("blksprs.utils.blksprs_tensor").BlksprsTensor.wrap
     full = torch.ones(layout.mask.shape, dtype=torch.bool, device="cuda")
     sparse = torch.from_numpy(layout.mask.copy()).cuda()
     every = BlockLayout(full.cpu(), case.block)
@@ -109,8 +110,9 @@ def product(name: str, case: Case, layout: BlockLayout) -> tuple[Callable[[], An
     cache: dict[str, Any] = {}
 
     def run() -> Any:
-        x, y = (blocks[tag] for tag in tags)
-        return matmul(x, layouts[0], y, layouts[1], out, case.block, layout_cache=cache)
+        x, y = (wrap(blocks[tag]) for tag in tags)
+        found = matmul(x, layouts[0], y, layouts[1], out, case.block, layout_cache=cache)
+        return found.as_subclass(torch.Tensor)
 
     wanted = float_of if case.kind == "sdd" else lambda: every.from_dense(float_of())
     return run, wanted, work
@@ -120,15 +122,14 @@ def attention(name: str, case: Case, layout: BlockLayout) -> tuple[Callable[[], 
     """The same, of (1, heads, size, dim)."""
     import torch
 
-    q, k, v = (normal(1, case.heads, case.size, case.dim).requires_grad_(case.direction == "both") for _ in range(3))
+    q, k, v = (normal(1, case.heads, case.size, case.dim).requires_grad_() for _ in range(3))
     up = normal(1, case.heads, case.size, case.dim)
     function = _attention(name, case, layout)
 
     def run() -> Any:
-        if case.direction == "forward":
-            with torch.no_grad():
-                return function(q, k, v)
         out = function(q, k, v)
+        if case.direction == "forward":  # of a training step: the logsumexp is saved
+            return out.detach()
         return torch.cat([out, *torch.autograd.grad(out, (q, k, v), up)])
 
     def wanted() -> Any:
@@ -164,11 +165,11 @@ def _attention(name: str, case: Case, layout: BlockLayout) -> Callable[..., Any]
     return lambda q, k, v: compiled(q, k, v, block_mask=mask)
 
 
-def fits(name: str, case: Case) -> bool:
+def fits(name: str, group: tuple[str, int, int]) -> bool:
     """Whether a contender takes part."""
-    if case.kind == "attention":
-        return name in ("onelaunch", "flex") or (name == "flex64" and case.block == 64)
-    return name in ("dense", "onelaunch") or (name == "blksprs" and case.size < 16384)
+    if group[0] == "attention":
+        return name in ("onelaunch", "flex") or (name == "flex64" and group[1] == 64)
+    return name in ("dense", "onelaunch", "blksprs")
 
 
 def work(name: str, chosen: list[Case]) -> None:
@@ -177,21 +178,29 @@ def work(name: str, chosen: list[Case]) -> None:
 
     flush = torch.empty(2**28, dtype=torch.int8, device="cuda")
     for case in chosen:
+        if name == "blksprs" and case.size > 4096:
+            continue
         torch.manual_seed(0)
-        layout = case.layout()
         record: dict[str, Any] = {"contender": name, **asdict(case)}
         try:
-            prepare = attention if case.kind == "attention" else product
-            run, wanted, operations = prepare(name, case, layout)
-            found, want = run().float(), wanted().float()
-            found = found[:, :1] if case.kind == "attention" else found.reshape(want.shape)
-            record["error"] = ((found - want).norm() / want.norm()).item()
-            del found, want
-            record |= measure(lambda: None, lambda _, run=run: run(), flush, seconds=0.15)
-            record["tflops"] = operations / record["median_ms"] / 1e9
+            record |= timed(name, case, flush)
         except Exception as error:
             record["status"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         emit(record)
+
+
+def timed(name: str, case: Case, flush: Any) -> dict[str, float]:
+    """Error, time and rate. The first call compiles; the device is this process' alone from then on."""
+    prepare = attention if case.kind == "attention" else product
+    run, wanted, operations = prepare(name, case, case.layout())
+    run()
+    with exclusive():
+        found, want = run().float(), wanted().float()
+        found = found[:, :1] if case.kind == "attention" else found.reshape(want.shape)
+        error = ((found - want).norm() / want.norm()).item()
+        del found, want
+        times = measure(lambda: None, lambda _: run(), flush, seconds=0.15)
+    return {"error": error, **times, "tflops": operations / times["median_ms"] / 1e9}
 
 
 def compare(records: list[dict[str, Any]]) -> None:
@@ -210,44 +219,57 @@ def compare(records: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Supervise the workers, or be one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds for each contender")
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds for each process")
     parser.add_argument("--only", nargs="*", choices=CONTENDERS, default=CONTENDERS)
-    parser.add_argument("--kinds", nargs="*", default=[*PRODUCTS, "attention"])
+    parser.add_argument("--every", action="store_true", help="all sizes and densities of products")
     parser.add_argument("--small", action="store_true", help="a quick trial of the script")
     parser.add_argument("--worker", choices=CONTENDERS)
+    parser.add_argument("--group", type=int)
     options = parser.parse_args()
-    chosen = cases(options.kinds, options.small)
     if options.worker:
-        work(options.worker, [c for c in chosen if fits(options.worker, c)])
-        return
+        work(options.worker, cases(GROUPS[options.group], options.every, options.small))
+    else:
+        supervise(options)
+
+
+def supervise(options: argparse.Namespace) -> None:
+    """All workers side by side; the result is written after each."""
     where = machine.describe()
     if where["gpu"] == "none":
         sys.exit("bench/block_matmul.py needs a GPU")
-    records: list[dict[str, Any]] = []
-    status: dict[str, str] = {}
-    passed = ["--kinds", *options.kinds, *(["--small"] if options.small else [])]
-    for name in options.only:
-        outcome = run_worker("block_matmul.py", ["--worker", name, *passed], options.limit)
-        records += outcome.records
-        status[name] = outcome.status
-        print(f"{name}: {outcome.status}, {len(outcome.records)} cases", flush=True)
-    compare(records)
     slug = re.sub(r"[^a-z0-9]+", "-", str(where["gpu"]).lower()).strip("-")
     path = RESULTS / f"block-matmul-{slug}.json"
-    peers = {"blksprs": machine.version("blksprs")}
-    write_json(path, {"machine": where, "peers": peers, "status": status, "results": records})
+    records: list[dict[str, Any]] = []
+    status: dict[str, str] = {}
+    flags = [flag for flag in ("--every", "--small") if getattr(options, flag[2:])]
+    jobs = [(name, i) for i, group in enumerate(GROUPS) for name in options.only if fits(name, group)]
+    with tempfile.NamedTemporaryFile() as lock, ThreadPoolExecutor(len(jobs)) as pool:
+        started = {}
+        for name, i in jobs:
+            arguments = ["--worker", name, "--group", str(i), *flags]
+            job = pool.submit(run_worker, "block_matmul.py", arguments, options.limit, {"BENCH_LOCK": lock.name})
+            started[job] = f"{name} {GROUPS[i]}"
+        for job in as_completed(started):
+            outcome, name = job.result(), started[job]
+            records += outcome.records
+            status[name] = outcome.status
+            print(f"{name}: {outcome.status}, {len(outcome.records)} cases", flush=True)
+            compare(records)
+            peers = {"blksprs": machine.version("blksprs")}
+            write_json(path, {"machine": where, "peers": peers, "status": status, "results": records})
     print(f"written: {path}")
     for r in records:
-        shown = (
-            f"{r['median_ms']:.3f} ms {r['tflops']:.0f} TFLOP/s error {r['error']:.4f}"
-            if "tflops" in r
-            else r["status"]
-        )
-        ratio = "".join(f" {k} {r[k]:.2f}" for k in ("of_dense", "over_flex") if k in r)
-        print(
-            *(r[k] for k in ("contender", "kind", "heads", "size", "block", "density", "dim", "direction")),
-            shown + ratio,
-        )
+        print(*(r[k] for k in ("contender", "kind", "heads", "size", "block", "density", "dim", "direction")), shown(r))
+
+
+def shown(record: dict[str, Any]) -> str:
+    """A result in words."""
+    if "tflops" not in record:
+        return str(record["status"])
+    ratios = [f"{k} {record[k]:.2f}" for k in ("of_dense", "over_flex") if k in record]
+    return " ".join(
+        [f"{record['median_ms']:.3f} ms {record['tflops']:.0f} TFLOP/s error {record['error']:.4f}", *ratios]
+    )
 
 
 if __name__ == "__main__":
