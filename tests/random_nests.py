@@ -72,6 +72,7 @@ class Maker(Steps):
     def step(self, types: Types, depth: int) -> Step | None:
         plain = [self.unary, self.unary, self.binary, self.binary, self.test, self.select, self.cast, self.fold]
         plain += [self.prefix, self.dot, self.move, self.gather, self.update, self.noise, self.split]
+        plain += [self.complex, self.vector, self.matrix]
         if not depth or self.random.random() < 0.6:
             return self.random.choice(plain)(types)
         nests = [self.fori, self.scan, self.scan, self.cond, self.switch, self.call]

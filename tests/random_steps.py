@@ -68,6 +68,36 @@ PAIRS: tuple[Callable[[Any, Any], Any], ...] = (
     lambda x, y: jnp.logaddexp(x, y),
     lambda x, y: jnp.hypot(x, y + 2),
 )
+#: of complex numbers made of a float array, real again
+COMPLEX: tuple[Callable[[Any], Any], ...] = (
+    lambda z: jnp.abs(z * z + 1),
+    lambda z: jnp.real(jnp.exp(z * 0.3)),
+    lambda z: jnp.imag(z * jnp.conj(z) + z),
+    lambda z: jnp.angle(z + 2),
+    lambda z: jnp.real(1 / (z + 3)),
+    lambda z: jnp.imag(jnp.cumsum(z.ravel())),
+)
+#: of a vector
+VECTOR: tuple[Callable[[Any], Any], ...] = (
+    lambda x: lax.top_k(x, min(2, x.size))[0],
+    lambda x: lax.top_k(x, 1)[1],
+    lambda x: jnp.searchsorted(jnp.sort(x), x),
+    lambda x: jnp.convolve(x, x.dtype.type(0.5) * jnp.ones(2, x.dtype)),
+    lambda x: jax.nn.one_hot(jnp.argmax(x), 3),
+    lambda x: jax.nn.softmax(x),
+    lambda x: jnp.interp(x, jnp.linspace(-1, 1, 5), jnp.arange(5.0) / 5),
+    lambda x: lax.map(lambda e: jnp.sin(e) * 0.5, x),
+    lambda x: jnp.diff(x, append=x[:1]),
+    lambda x: jnp.where(jnp.arange(x.size) % 2 == 0, x, 0),
+)
+#: of a well-conditioned square matrix
+MATRIX: tuple[Callable[[Any], Any], ...] = (
+    lambda m: jnp.linalg.solve(m, m[0]),
+    lambda m: jnp.linalg.cholesky(m @ m.T),
+    lambda m: jnp.tanh(jnp.linalg.det(m) / 20),
+    lambda m: jnp.linalg.inv(m),
+    lambda m: jax.scipy.linalg.solve_triangular(m, m[:, 0], lower=True),
+)
 TESTS = (jnp.less, jnp.greater_equal, jnp.equal, jnp.not_equal)
 FOLDS = (jnp.sum, jnp.mean, jnp.max, jnp.min, jnp.prod, jax.nn.logsumexp)
 WHOLE_FOLDS = (jnp.sum, jnp.max, jnp.min, jnp.prod, jnp.any, jnp.all)
@@ -202,6 +232,24 @@ class Steps:
             return None if k is None else lambda xs: jnp.tanh(jnp.einsum("bij,bkj->bik", xs[k], xs[k]))
         a, b = (self.pick(types, lambda t: is_float(t) and len(t.shape) == 1) for _ in range(2))
         return None if a is None or b is None else lambda xs: jnp.tanh(jnp.outer(xs[a], xs[b]))
+
+    def complex(self, types: Types) -> Step | None:
+        k = self.pick(types, lambda t: t.dtype in (jnp.float32, jnp.float64))
+        fn = self.random.choice(COMPLEX)
+        return None if k is None else lambda xs: jnp.tanh(fn(lax.complex(xs[k], jnp.cos(xs[k]))))
+
+    def vector(self, types: Types) -> Step | None:
+        k = self.pick(types, lambda t: is_float(t) and len(t.shape) == 1)
+        fn = self.random.choice(VECTOR)
+        return None if k is None else lambda xs: fn(xs[k])
+
+    def matrix(self, types: Types) -> Step | None:
+        def square(t: Any) -> bool:
+            return t.dtype in (jnp.float32, jnp.float64) and len(t.shape) == 2 and t.shape[0] == t.shape[1]
+
+        k = self.pick(types, square)
+        fn = self.random.choice(MATRIX)
+        return None if k is None else lambda xs: jnp.tanh(fn(jnp.tanh(xs[k]) * 0.3 + 2 * jnp.eye(types[k].shape[0])))
 
     def move(self, types: Types) -> Step | None:
         k = self.pick(types, lambda t: not is_key(t), 1)

@@ -9,6 +9,7 @@ import numpy as np
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
 from onelaunch.ops.table import Params, refuse, rule
+from onelaunch.ops.words import key_shape
 
 
 @rule(
@@ -136,8 +137,8 @@ def iota(b: Builder, params: Params, *dynamic: Value) -> Value:
 @rule("empty", "empty2")
 def empty(b: Builder, params: Params) -> Value:
     """lax.empty: JAX promises nothing of the elements; zeros are a legal choice and read safely."""
-    aval = params["_out"][0]
-    return b.full(aval.shape, 0, np.dtype(aval.dtype))
+    shape, dtype = key_shape(params["_out"][0])  # of typed keys too: their words
+    return b.full(shape, 0, dtype)
 
 
 @rule("create_token", "after_all")
