@@ -1,6 +1,6 @@
 """Times onelaunch.nn beside XLA on one GPU: softmax, cross-entropy, linear cross-entropy; milliseconds and memory.
 
-    python bench/rows_jax.py [--limit SECONDS] [--only xla onelaunch] [--small]
+    python bench/rows_jax.py [--limit SECONDS] [--only xla onelaunch] [--chunk N] [--small]
 
 "xla" is jax.nn, optax's loss, and whole logits for the linear one. Each contender is a process of its own. Times are of
 runs queued one after another until the last is done, divided by their number; ``temp_bytes`` is what XLA sets aside
@@ -14,6 +14,7 @@ import re
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 import machine
 from process import RESULTS, emit, run_worker, write_json
 
-CONTENDERS = ("copy", "xla", "onelaunch")
+CONTENDERS = ("xla", "onelaunch")
 FEATURES, CLASSES = 4096, 128_256
 #: Elements of a softmax case.
 ELEMENTS = 2**28
@@ -32,7 +33,10 @@ IGNORED = 7  # one row in so many
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed; direction forward or both; chunk is for onelaunch's linear alone (None: its own choice)."""
+    """What is timed: kind copy, softmax, cross_entropy or linear; direction forward or both.
+
+    chunk is for onelaunch's linear alone (None: its own choice).
+    """
 
     kind: str
     direction: str
@@ -45,29 +49,23 @@ class Case:
     def ideal(self) -> int:
         """Bytes that must move (not for linear, which multiplies)."""
         array = self.rows * self.columns * jnp.dtype(self.dtype).itemsize
-        return {"softmax forward": 2, "softmax both": 5, "cross_entropy both": 2}.get(
+        return {"copy forward": 2, "softmax forward": 2, "softmax both": 5, "cross_entropy both": 2}.get(
             f"{self.kind} {self.direction}", 0
         ) * array  # fmt: skip
 
 
-def cases(small: bool) -> list[Case]:
-    """All of them; ``small`` is a quick trial of the script."""
+def cases(small: bool, chunks: Sequence[int] = ()) -> list[Case]:
+    """All of them, the linear ones also with ``chunks``; ``small`` is a quick trial of the script."""
     if small:
         return [Case("softmax", "both", "float32", 8, 100), Case("cross_entropy", "both", "bfloat16", 8, 100),
                 Case("linear", "both", "bfloat16", 16, 100, 32, 8)]  # fmt: skip
-    found = [
-        Case("softmax", direction, dtype, ELEMENTS // n, n)
-        for dtype in ("float32", "bfloat16")
-        for n in (1024, 16384, 131072)
-        for direction in ("forward", "both")
-    ]
-    shapes = ((8192, 32000), (8192, 128256), (4096, 151936), (4096, 256000))
-    found += [Case("cross_entropy", "both", "bfloat16", r, v) for r, v in shapes]
-    chunks = {8192: (None, 4096, 8192), 16384: (None, 8192)}
+    found = [Case("copy", "forward", "bfloat16", 8192, 65536)]
+    found += [Case("softmax", "both", "bfloat16", ELEMENTS // n, n) for n in (4096, 131072)]
+    found += [Case("cross_entropy", "both", "bfloat16", r, v) for r, v in ((8192, 32000), (8192, 128256))]
     return found + [
         Case("linear", "both", "bfloat16", n, CLASSES, FEATURES, chunk)
-        for n in (1024, 2048, 4096, 8192, 16384)
-        for chunk in chunks.get(n, (None,))
+        for n in (1024, 4096, 8192, 16384)
+        for chunk in (None, *chunks)
     ]
 
 
@@ -78,7 +76,7 @@ def contender(name: str, case: Case) -> Any:
     from onelaunch import nn
 
     ours = name == "onelaunch"
-    if name == "copy":
+    if case.kind == "copy":
         return lambda x, *_: x + 1
     if case.kind == "softmax":
         softmax = nn.softmax if ours else jax.nn.softmax
@@ -125,7 +123,7 @@ def one(name: str, case: Case) -> dict[str, Any]:
         record["loss"] = float(result[0])
     times: list[float] = []
     began = time.perf_counter()
-    while len(times) < 5 or (time.perf_counter() - began < 0.5 and len(times) < 50):
+    while len(times) < 3 or (time.perf_counter() - began < 0.3 and len(times) < 50):
         start = time.perf_counter()
         for _ in range(4):
             result = run(*given)
@@ -134,11 +132,11 @@ def one(name: str, case: Case) -> dict[str, Any]:
     return record | {"median_ms": statistics.median(times), "low_ms": min(times), "runs": 4 * len(times)}
 
 
-def work(name: str, small: bool) -> None:
+def work(name: str, small: bool, chunks: Sequence[int]) -> None:
     """All cases of one contender; each a JSON line."""
-    for case in cases(small):
-        if (name != "onelaunch" and case.chunk) or (name == "copy" and case.kind == "linear"):
-            continue
+    for case in cases(small, chunks if name == "onelaunch" else ()):
+        if name == "xla" and (case.kind == "copy" or (case.rows > 4096 and case.kind == "linear")):
+            continue  # whole logits of more tokens compile for long
         record: dict[str, Any] = {"contender": name, **asdict(case), "ideal_bytes": case.ideal()}
         try:
             record |= one(name, case)
@@ -152,7 +150,7 @@ def fractions(records: list[dict[str, Any]]) -> None:
     rates = [
         2 * r["rows"] * r["columns"] * jnp.dtype(r["dtype"]).itemsize / r["median_ms"]
         for r in records
-        if r["contender"] == "copy" and "median_ms" in r
+        if r["kind"] == "copy" and "median_ms" in r
     ]
     for record in records:
         if rates and "median_ms" in record and record["ideal_bytes"]:
@@ -164,19 +162,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for each contender")
     parser.add_argument("--only", nargs="*", choices=CONTENDERS, default=CONTENDERS)
+    parser.add_argument("--chunk", nargs="*", type=int, default=[])
     parser.add_argument("--small", action="store_true", help="a quick trial of the script")
     parser.add_argument("--worker", choices=CONTENDERS)
     options = parser.parse_args()
     if options.worker:
-        work(options.worker, options.small)
+        work(options.worker, options.small, options.chunk)
         return
     where = machine.describe()
     if where["gpu"] == "none" and not options.small:
         sys.exit("bench/rows_jax.py needs a GPU")
     records: list[dict[str, Any]] = []
     status: dict[str, str] = {}
+    passed = ["--chunk", *map(str, options.chunk), *(["--small"] if options.small else [])]
     for name in options.only:
-        outcome = run_worker("rows_jax.py", ["--worker", name, *(["--small"] if options.small else [])], options.limit)
+        outcome = run_worker("rows_jax.py", ["--worker", name, *passed], options.limit)
         records += outcome.records
         status[name] = outcome.status
         print(f"{name}: {outcome.status}, {len(outcome.records)} cases", flush=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,7 @@ def text(seed=1, batch=8):
     return jnp.asarray((first + (step % 5 + 1) * np.arange(LENGTH + 1)) % VOCABULARY, jnp.int32)
 
 
+@functools.cache
 def train(loss, steps):
     """Losses of each step."""
     optimiser = optax.adamw(3e-2)

@@ -146,7 +146,7 @@ def test_18_whole_logits_are_never_in_memory(chunk):
     structs = [jax.ShapeDtypeStruct(*s) for s in shapes]
     step = jax.value_and_grad(lambda h, w, t: nn.linear_cross_entropy(h, w, t, chunk=chunk), (0, 1))
     used = jax.jit(step).lower(*structs).compile().memory_analysis().temp_size_in_bytes
-    assert used < 2.2 * (chunk or chunks.CHUNK) * classes * 4
+    assert used < 2.2 * (chunk or 4096) * classes * 4
 
 
 def test_the_kernel_works_in_place_between_the_products():
@@ -244,8 +244,9 @@ def test_inside_fuse(monkeypatch):
 
 
 def test_chunks_are_nearly_equal():
-    assert [chunks.size_of(n, None) for n in (1, 4096, 4097, 16384, 10_000)] == [1, 4096, 1408, 4096, 3456]
-    assert chunks.size_of(10, 4) == 4 and chunks.size_of(9, 3) == 3
+    assert [chunks.length(*a) for a in ((16, 4), (4096, 2), (4096, 4), (2**16, 2))] == [4096, 8192, 4096, 8192]
+    assert [chunks.size_of(n, 8192) for n in (1, 8192, 8193, 32768, 30_000)] == [1, 8192, 2816, 8192, 7552]
+    assert chunks.size_of(10, 4, True) == 4 and chunks.size_of(16384, 8192, True) == 8192
 
 
 def test_wrong_arguments():

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-#: Tokens whose logits are held at once: longer chunks sum the weight's gradient less often, and hold more.
-CHUNK = 4096
+#: Least and most rows of a chunk where nobody asks for another: longer ones add to the sum less often, and hold more.
+CHUNKS = 4096, 8192
 
 #: Chunks are multiples of this many rows, so that the tiles of matrix products are full.
 TILE = 128
@@ -18,14 +18,18 @@ TILE = 128
 Step = Callable[[Sequence[Any], Any], tuple[Any, Any]]
 
 
-def size_of(rows: int, asked: int | None) -> int:
-    """Rows of a chunk: nearly equal chunks of at most ``asked`` (or CHUNK) rows."""
-    limit = CHUNK if asked is None else asked
+def length(features: int, itemsize: int) -> int:
+    """The rule: within CHUNKS, as many tokens as make logits of the size of the weight gradient's f32 sum."""
+    return min(max(4 * features // itemsize // TILE * TILE, CHUNKS[0]), CHUNKS[1])
+
+
+def size_of(rows: int, limit: int, asked: bool = False) -> int:
+    """Rows of a chunk: nearly equal chunks of at most ``limit`` rows, which somebody ``asked`` for or the rule says."""
     number = -(-rows // limit)
     if number <= 1:
         return rows
     # Of two chunks the second would be a loop of one turn, which XLA dissolves, and may hold both chunks' values.
-    number = 3 if number == 2 and asked is None else number
+    number = 3 if number == 2 and not asked else number
     size = -(-rows // number)
     return -(-size // TILE) * TILE if limit % TILE == 0 else size
 

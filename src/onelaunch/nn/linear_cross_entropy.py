@@ -66,7 +66,7 @@ def linear_cross_entropy(
     weight's in accum_dtype, and the logits of one chunk. Second derivatives are XLA's and hold all logits.
 
     axis_name: as in ``cross_entropy``; weight, bias and class_weight are split by classes, hidden is whole on each
-    device. chunk: tokens at once (default ``chunks.CHUNK``). accum_dtype: in which the weight's gradient is summed
+    device. chunk: tokens at once (default: a rule, ``chunks.length``). accum_dtype: in which the weight's gradient is summed
     over chunks, f32 (f64 for f64) unless given. precision: of the products, as in ``jax.lax.dot_general``.
     """
     hidden, weight, labels = jnp.asarray(hidden), jnp.asarray(weight), jnp.asarray(labels)
@@ -83,8 +83,9 @@ def linear_cross_entropy(
     target = job.labels.reshape(-1, classes) if job.options.soft else job.labels.reshape(-1)
     given = (flat, weight, bias, target, job.weight, job.width, job.factor, job.zfactor)
     flat, weight, bias, target, class_weight, width, factor, zfactor = together(*given)
+    limit = chunks.length(flat.shape[1], flat.dtype.itemsize) if chunk is None else chunk
     plan = Plan(
-        job.options, job.ask, chunks.size_of(flat.shape[0], chunk), precision,
+        job.options, job.ask, chunks.size_of(flat.shape[0], limit, chunk is not None), precision,
         jnp.dtype(wide(hidden.dtype) if accum_dtype is None else accum_dtype),
         (hidden.dtype, weight.dtype, None if bias is None else bias.dtype),
     )  # fmt: skip

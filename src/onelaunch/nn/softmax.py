@@ -94,7 +94,8 @@ def _ranked(a: Any, x: jax.Array) -> Any:
     if a is None:
         return None
     a = jnp.asarray(a)
-    if jnp.broadcast_shapes(a.shape, x.shape) != x.shape:
+    fits = a.ndim <= x.ndim and all(n in (1, m) for n, m in zip(a.shape[::-1], x.shape[::-1]))
+    if not fits:
         raise ValueError(f"a mask of shape {a.shape} does not broadcast to {x.shape}")
     return a.reshape((1,) * (x.ndim - a.ndim) + a.shape)
 
