@@ -66,8 +66,8 @@ def linear_cross_entropy(
     weight's in accum_dtype, and the logits of one chunk. Second derivatives are XLA's and hold all logits.
 
     axis_name: as in ``cross_entropy``; weight, bias and class_weight are split by classes, hidden is whole on each
-    device. chunk: tokens at once (default: a rule, ``chunks.length``). accum_dtype: in which the weight's gradient is summed
-    over chunks, f32 (f64 for f64) unless given. precision: of the products, as in ``jax.lax.dot_general``.
+    device. chunk: tokens at once (default: a rule, ``chunks.length``). accum_dtype: in which the weight's gradient is
+    summed over chunks, f32 (f64 for f64) unless given. precision: of the products, as in ``jax.lax.dot_general``.
     """
     hidden, weight, labels = jnp.asarray(hidden), jnp.asarray(weight), jnp.asarray(labels)
     bias = None if bias is None else jnp.asarray(bias)
