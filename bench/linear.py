@@ -3,10 +3,12 @@
     python bench/linear.py [--limit SECONDS] [--only CONTENDER ...] [--tokens N ...] [--chunk N ...] [--small]
 
 bf16 hidden states and weight, H = 4,096, V = 128,256, gradients of both. Every contender runs in a process of its own
-under a time limit; one that can't be imported is left out with its reason. "products" are the three matrix products
-alone, on whole logits: what any such loss takes at least. "onelaunch" is timed at its own choice of chunks and at
-those of --chunk. The result is bench/results/linear-GPU.json; ``of_products`` is the share of the time that the
-products take, ``extra_bytes`` the peak of memory beside the inputs, ``gradient_bytes`` what the two gradients need.
+under a time limit, all at once, each timed while the others wait; one that can't be imported is left out with its
+reason. Runs are queued, as a training loop does, and the cache is emptied before each. "products" are the three matrix
+products alone, on whole logits: what any such loss takes at least. "onelaunch" is timed at its own choice of chunks and
+at those of --chunk. The result is bench/results/linear-GPU.json, written as contenders end; ``of_products`` is the
+share of the time that the products take, ``extra_bytes`` the peak of memory beside the inputs, ``gradient_bytes`` what
+the two gradients need.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import statistics
 import sys
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import machine
-from process import RESULTS, emit, run_worker, write_json
-from rows import measure
+from process import RESULTS, emit, exclusive, run_worker, write_json
 
 CONTENDERS = ("products", "torch", "liger", "quack", "cce", "onelaunch")
 TOKENS = (1024, 2048, 4096, 8192, 16384)
@@ -29,6 +33,7 @@ FEATURES, CLASSES = 4096, 128256
 IGNORED = 7  # one token in so many
 #: Tokens whose loss and gradient are compared with float32's.
 CHECKED = 256
+RUNS = 15
 
 
 @dataclass(frozen=True)
@@ -100,31 +105,52 @@ def errors(loss: Callable[..., Any], x: Any, w: Any, target: Any) -> dict[str, f
     return {"loss_error": abs(float(a) - float(b)), "hidden_error": norms[0], "weight_error": norms[1]}
 
 
+def measure(run: Callable[[], Any], flush: Any) -> dict[str, float]:
+    """Milliseconds by device events."""
+    import torch
+
+    run()
+    torch.cuda.synchronize()
+    with exclusive():
+        run()
+        events = []
+        for _ in range(RUNS):
+            flush.zero_()
+            pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            pair[0].record()
+            run()
+            pair[1].record()
+            events.append(pair)
+        torch.cuda.synchronize()
+    times = [start.elapsed_time(stop) for start, stop in events]
+    low, middle, high = statistics.quantiles(times, n=4)
+    return {"median_ms": middle, "low_ms": low, "high_ms": high, "runs": RUNS}
+
+
 def one(name: str, case: Case, flush: Any) -> dict[str, Any]:
     """Errors, peak memory and times."""
     import torch
 
     if name == "products":
-        run = products(case)
-        return measure(lambda: None, lambda _: run(), flush)
+        return measure(products(case), flush)
     x, w, target = arrays(case)
     loss = contender(name, case)
     record: dict[str, Any] = errors(loss, x, w, target)
     leaves = [x.requires_grad_(), w.requires_grad_()]
 
-    def both(_: Any) -> Any:
+    def both() -> Any:
         return torch.autograd.grad(loss(*leaves, target), leaves)
 
-    both(None)
+    both()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    both(None)
+    both()
     torch.cuda.synchronize()
     record["extra_bytes"] = torch.cuda.max_memory_allocated() - before
     record["gradient_bytes"] = 2 * (x.numel() + w.numel())
-    return record | measure(lambda: None, both, flush)
+    return record | measure(both, flush)
 
 
 def work(name: str, cases: list[Case]) -> None:
@@ -153,7 +179,7 @@ def shares(records: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Supervise the workers, or be one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for each contender")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each contender")
     parser.add_argument("--only", nargs="*", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--tokens", nargs="*", type=int, default=TOKENS)
     parser.add_argument("--chunk", nargs="*", type=int, default=[])
@@ -173,15 +199,22 @@ def main() -> None:
     status: dict[str, str] = {}
     passed = ["--tokens", *map(str, options.tokens), "--chunk", *map(str, options.chunk)]
     passed += ["--small"] if options.small else []
-    for name in options.only:
-        outcome = run_worker("linear.py", ["--worker", name, *passed], options.limit)
-        records += outcome.records
-        status[name] = outcome.status
-        print(f"{name}: {outcome.status}, {len(outcome.records)} cases", flush=True)
-    shares(records)
     slug = re.sub(r"[^a-z0-9]+", "-", str(where["gpu"]).lower()).strip("-")
     path = RESULTS / f"linear-{slug}.json"
-    write_json(path, {"machine": where, "peers": peers, "status": status, "results": records})
+    with tempfile.NamedTemporaryFile() as lock, ThreadPoolExecutor(len(options.only)) as pool:
+        env = {"BENCH_LOCK": lock.name}
+        jobs = {
+            pool.submit(run_worker, "linear.py", ["--worker", name, *passed], options.limit, env): name
+            for name in options.only
+        }
+        for job in as_completed(jobs):
+            name, outcome = jobs[job], job.result()
+            records += outcome.records
+            status[name] = outcome.status
+            print(f"{name}: {outcome.status}, {len(outcome.records)} cases", flush=True)
+            records.sort(key=lambda r: (CONTENDERS.index(r["contender"]), r["tokens"], r["chunk"] or 0))
+            shares(records)
+            write_json(path, {"machine": where, "peers": peers, "status": status, "results": records})
     print(f"written: {path}")
     for r in records:
         shown = f"{r['median_ms']:.3f} ms, {r.get('extra_bytes', 0) / 1e9:.2f} GB" if "median_ms" in r else r["status"]

@@ -209,14 +209,35 @@ def causes(records: dict[str, Record]) -> str:
     return "\n".join(lines)
 
 
+def linear() -> str:
+    """Linear cross-entropy: times and memory of every contender, and the time of the products alone."""
+    run = newest("linear-*.json")
+    if run is None:
+        return "*Not measured yet: `python bench/linear.py` on a machine with a GPU fills this table.*"
+    found = {(r["contender"], r["tokens"]): r for r in run["results"] if r["chunk"] is None and "median_ms" in r}
+    names = list(dict.fromkeys(name for name, _ in found))
+    body = []
+    for tokens in sorted({t for _, t in found}):
+        cells = [f"{tokens:,}"]
+        for record in (found.get((name, tokens)) for name in names):
+            memory = f", {record['extra_bytes'] / 1e9:.1f} GB" if record and "extra_bytes" in record else ""
+            cells.append(ms(record) + memory)
+        body.append(cells)
+    return f"{machine_line(run)}\n\n{markdown(['tokens', *names], body)}"
+
+
+#: Tables from result files of their own.
+OWN: dict[str, Callable[[], str]] = {"cases": coverage, "linear": linear}
+
+
 def filled(text: str) -> str:
     """A document with its marked tables made anew."""
     run = newest("bench-*.json")
 
     def table(found: re.Match[str]) -> str:
         name = found[2]
-        if name == "cases":
-            made = coverage()
+        if name in OWN:
+            made = OWN[name]()
         else:
             made = TABLES[name](run) if run else NOT_YET
         return f"{found[1]}{made}\n{found[3]}"
