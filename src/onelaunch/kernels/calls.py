@@ -7,7 +7,7 @@ from typing import Any
 
 from onelaunch.kernels import tiles
 from onelaunch.kernels.layout import Rows
-from onelaunch.kernels.tiles import Machine
+from onelaunch.kernels.tiles import ANYWHERE, Machine
 
 SOFTMAX, LOG_SOFTMAX, LOGSUMEXP = range(3)
 
@@ -59,9 +59,19 @@ class Call:
     words: int | None = None
 
 
-def softmax(rows: Rows, options: Scores, queries: int, backward: bool) -> Call:
-    """Arrays x, mask, keep, y forward; y, g, x, mask, keep, dx backward; ``rows`` has their strides in that order."""
-    tile = tiles.choose(rows.count, rows.columns, _unit(rows))
+def softmax(
+    rows: Rows,
+    options: Scores,
+    queries: int,
+    backward: bool,
+    size: int = 4,
+    masked: bool = True,
+    machine: Machine = ANYWHERE,
+) -> Call:
+    """Arrays x, mask, keep, y forward; y, g, x, mask, keep, dx backward; ``rows`` has their strides in that order.
+
+    size: bytes of an element of x, or y; masked: there is a mask or keep.
+    """
     numbers = {
         **rows.numbers("ygxmkd" if backward else "xmky"),
         "queries": queries,
@@ -69,10 +79,22 @@ def softmax(rows: Rows, options: Scores, queries: int, backward: bool) -> Call:
         "SCALE": options.scale,
         "CAP": options.cap,
         "OFFSET": options.offset,
-        "SINGLE": rows.columns <= tile.columns,
-        **_tile(rows, tile),
     }
-    return Call("softmax", f"softmax_{'backward' if backward else 'forward'}", numbers, _grid(rows, tile), tile.warps)
+    kind = "backward" if backward else "forward"
+    where = ANYWHERE if options.mode == LOGSUMEXP else machine  # whose rows are read once in any case
+    masked = masked or options.offset is not None
+    tile = tiles.softmax(rows.count, rows.columns, _unit(rows), size, kind, masked, where)
+    held = rows.columns <= tile.columns * tile.parts
+    numbers |= _tile(rows, tile)
+    if (held and options.mode != LOGSUMEXP) or (rows.columns <= tile.columns and not backward):
+        numbers |= {**_parts(tile), "PTX": machine.arch is not None}
+        if not backward:
+            numbers["PACKED"] = tile.packed and not masked
+        name = "softmax_held_backward" if backward else "softmax_held"
+        words = rows.count * tile.parts if tile.parts > 1 else 0
+        grid = (-(-rows.count // tile.rows) * tile.parts,)
+        return Call("softmax", name, numbers, grid, tile.warps, registers=tile.registers, words=words)
+    return Call("softmax", f"softmax_{kind}", numbers, _grid(rows, tile), tile.warps)
 
 
 @dataclass(frozen=True)
@@ -124,7 +146,8 @@ def _split(rows: Rows, options: Loss, double: bool, gradient: Gradient) -> tiles
     if options.soft or double or gradient.entropy or (options.smooth and gradient.weighted):
         return None  # more is needed of each class than the registers hold
     unit = rows.strides[0][3] == 1 and rows.strides[2][3] == 1
-    return tiles.split_entropy(rows.columns, gradient.size, unit, gradient.best, gradient.machine)
+    more = gradient.best or options.smooth != 0.0 or options.cap is not None
+    return tiles.split_entropy(rows.count, rows.columns, unit, gradient.size, more, gradient.machine)
 
 
 def _cross_entropy_split(

@@ -44,20 +44,20 @@ def extras(z, use, start, best, SMOOTH: tl.constexpr, COLS: tl.constexpr):
 @triton.jit
 def together(
     words, row, rows, part, high, total, drawn, arg, best,
-    SMOOTH: tl.constexpr, PARTS: tl.constexpr, PLACES: tl.constexpr,
+    SMOOTH: tl.constexpr, PARTS: tl.constexpr, PLACES: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """The same four numbers for the whole row: largest score, sum of powers relative to it, Σ z, argmax."""
     if PARTS > 1:
         if SMOOTH != 0.0 or best is not None:
             leave(words, rows + row, part, word(drawn, arg + 1), PARTS)
         leave(words, row, part, word(high, total), PARTS)
-        tops, totals, use = collect(words, row, PARTS, PLACES)
+        tops, totals, use = collect(words, row, PARTS, PLACES, PTX)
         tops = tl.where(use, tops.to(tl.float32, bitcast=True), float("-inf"))
         totals = tl.where(use, totals.to(tl.float32, bitcast=True), 0.0)
         high = tl.max(tops, 0)
         total = tl.sum(totals * tl.exp2(base(finite(tops))[1] - base(finite(high))[1]), 0)
         if SMOOTH != 0.0 or best is not None:
-            drawns, args, use = collect(words, rows + row, PARTS, PLACES)
+            drawns, args, use = collect(words, rows + row, PARTS, PLACES, PTX)
             drawn = tl.sum(tl.where(use, drawns.to(tl.float32, bitcast=True), 0.0), 0)
             keys = tl.where(totals != totals, float("inf"), tops)
             arg = tl.min(tl.where(use & (keys == tl.max(keys, 0)), args - 1, 2147483647), 0)
@@ -89,7 +89,7 @@ def cross_entropy_split(
     mine = part == label // COLS
     if valid | ALL:
         at = x + start_of(row, n1, n2, xs0, xs1, xs2)
-        held = tl.load(at + place(start, xc, COLS, WIDE), use, other=float("-inf"), eviction_policy="evict_first")
+        held = tl.load(at + place(start, xc, COLS, WIDE), use, other=float("-inf"))
         # Read before a store to it: the gradient may lie in the memory of the logits, this one's in this program's.
         picked = score(tl.load(at + label.to(tl.int64) * xc, mine, other=0.0), mine, SCALE, CAP, False)
         top = score(tl.max(score(held, use, SCALE, None, PTX), 0), True, 1.0, CAP, False)
@@ -98,7 +98,7 @@ def cross_entropy_split(
         total = tl.sum(tl.exp2(tl.fma(z, k, -t)), 0)
         drawn, arg = extras(z, use, start, best, SMOOTH, COLS)
         top, total, drawn, arg = together(
-            words, row, rows, part, top, total, drawn, arg, best, SMOOTH, PARTS, PLACES
+            words, row, rows, part, top, total, drawn, arg, best, SMOOTH, PARTS, PLACES, PTX
         )  # fmt: skip
         k, t = base(finite(top))
         # The sum is of powers relative to t; the logarithm's is relative to top.

@@ -27,22 +27,55 @@ def leave(words, row, part, value, PARTS: tl.constexpr):
 
 
 @triton.jit
-def collect(words, row, PARTS: tl.constexpr, PLACES: tl.constexpr):
-    """The words of a row, high and low halves (i32[PLACES], in the parts' order), and which places count."""
+def wait(at, lanes):
+    """Each thread whose number is less than ``lanes`` waits until the word at its address is not zero.
+
+    One warp asks, not all: the questions go to the cache that serves everybody's data.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        .reg .b32 t;
+        .reg .b64 v;
+        mov.u32 t, %tid.x;
+        setp.ge.u32 p, t, $2;
+        @p bra DONE;
+        LOOP:
+        ld.relaxed.gpu.global.b64 v, [$1];
+        setp.eq.b64 p, v, 0;
+        @p bra LOOP;
+        DONE:
+        mov.u32 $0, t;
+        }""",
+        "=r,l,r", [at, lanes], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def collect(words, row, PARTS: tl.constexpr, PLACES: tl.constexpr, PTX: tl.constexpr):
+    """The words of a row, high and low halves (i32[PLACES], in the parts' order), and which places count.
+
+    Waits for them; without PTX they must be there.
+    """
+    at = words.to(tl.pointer_type(tl.int64)) + row * PARTS
+    if PTX:
+        LANES: tl.constexpr = 32 if PLACES < 32 else PLACES
+        lane = tl.arange(0, LANES)
+        tl.debug_barrier()
+        wait(at + tl.where(lane < PARTS, lane, 0), tl.full((LANES,), LANES, tl.int32))
+        tl.debug_barrier()
     place = tl.arange(0, PLACES)
     use = place < PARTS
-    at = words.to(tl.pointer_type(tl.int64)) + row * PARTS + place
-    found = tl.load(at, use, other=1, volatile=True)
-    while tl.min((found != 0).to(tl.int32), 0) == 0:
-        found = tl.load(at, use, other=1, volatile=True)
+    found = tl.load(at + place, use, other=1, volatile=True)
     return (found >> 32).to(tl.int32), found.to(tl.int32), use
 
 
 @triton.jit
 def opened(x, PTX: tl.constexpr):
-    """Values in f32. From 16 bits they are converted anew at every call: kept until then they take half the registers.
+    """Values in f32 (f64 as they are). From 16 bits they are converted anew at every call.
 
-    The compiler can't know that two calls give the same, so it does not keep the first one's result instead.
+    Kept as they are until then they take half the registers. The compiler can't know that two calls give the same, so
+    it does not keep the first one's result instead.
     """
     if PTX and x.dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
@@ -53,5 +86,7 @@ def opened(x, PTX: tl.constexpr):
             "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
             "=r,=r,r", [x], dtype=tl.float32, is_pure=False, pack=2,
         )  # fmt: skip
+    elif x.dtype == tl.float64:
+        return x
     else:
         return x.to(tl.float32)

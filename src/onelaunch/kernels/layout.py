@@ -53,7 +53,7 @@ def collapse(shape: Sequence[int], axis: int, strides: Sequence[Sequence[int]]) 
     if len(merged) > DIMS:
         return None
     zero = [0] * len(strides)
-    padded = [(1, zero)] * (DIMS - len(merged)) + merged
+    padded = merged + [(1, zero)] * (DIMS - len(merged))  # the kernel divides by the last two alone
     n0, n1, n2 = (n for n, _ in padded)
     found = []
     for i, s in enumerate(strides):

@@ -1,10 +1,14 @@
-"""How many rows and columns a program takes at once. Chosen by rule; nothing is measured at a call."""
+"""How many rows and columns a program takes at once: as measured (``tuned.json``), else by rule; never at a call."""
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 #: A row of at most this many columns stays in registers between its two passes.
 SINGLE = 16384
@@ -15,8 +19,14 @@ BLOCK = 8192
 #: Elements of a program's tile where rows are short.
 SMALL = 2048
 
+#: Elements that four warps hold as f32.
+UNPACKED = 4096
+
 #: Programs of one row that wait for each other: few enough that any GPU holds them all at once.
 PARTS = 32
+
+#: What bench/tune_rows.py measured.
+TUNED = Path(__file__).parent / "tuned.json"
 
 #: The tile that tests ask for, instead of the rule's.
 _forced: list[Tile] = []
@@ -26,7 +36,8 @@ _forced: list[Tile] = []
 class Tile:
     """``rows`` × ``columns`` elements (powers of two) a program, on ``warps`` warps; longer rows take several steps.
 
-    A row over ``parts`` programs takes one step; they have at most ``registers`` registers a thread.
+    A row over ``parts`` programs takes one step; they have at most ``registers`` registers a thread, and ``packed``
+    ones hold elements as they are in memory.
     """
 
     rows: int
@@ -34,6 +45,7 @@ class Tile:
     warps: int
     registers: int | None = None
     parts: int = 1
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,9 @@ class Machine:
     """
 
     arch: int | None = None
+
+
+ANYWHERE = Machine()
 
 
 def choose(rows: int, columns: int, unit: bool, block: int = BLOCK) -> Tile:
@@ -60,28 +75,61 @@ def choose(rows: int, columns: int, unit: bool, block: int = BLOCK) -> Tile:
     return Tile(height, width, min(16, max(4, height * width // 1024)))
 
 
-def split_entropy(columns: int, size: int, unit: bool, best: bool, machine: Machine) -> Tile | None:
-    """How cross-entropy with its gradient holds a row of logits of ``size`` bytes; None: not at all.
+def softmax(rows: int, columns: int, unit: bool, size: int, kind: str, masked: bool, machine: Machine) -> Tile:
+    """The tile of softmax of elements of ``size`` bytes; ``kind``: "forward" or "backward"; ``masked``: not packed."""
+    tile = _measured(f"softmax {kind}", rows, columns, unit, size, machine) or choose(rows, columns, unit)
+    if not (tile.packed and masked) or _forced:
+        return tile
+    parts = -(-columns // UNPACKED)
+    return Tile(1, UNPACKED, 4, None, parts) if parts <= PARTS else choose(rows, columns, unit)
 
-    ``unit``: neighbours in a row are so in memory; ``best``: the argmax, which takes more registers, is wanted.
+
+def split_entropy(rows: int, columns: int, unit: bool, size: int, more: bool, machine: Machine) -> Tile | None:
+    """How cross-entropy with its gradient holds rows of logits of ``size`` bytes; None: not at all.
+
+    ``more``: there are options that take more registers.
     """
     if _forced:
         tile = _forced[-1]
-        return tile if tile.parts * tile.columns >= columns and tile.registers is not None else None
-    if not unit or columns <= SINGLE:
+        return tile if tile.packed and tile.parts * tile.columns >= columns else None
+    tile = None if columns <= SINGLE else _measured("cross_entropy", rows, columns, unit, size, machine)
+    if tile is None or not more:
+        return tile
+    piece = UNPACKED * 2 if columns <= UNPACKED * 2 * PARTS else SINGLE
+    return Tile(1, piece, piece // 2048, 128, -(-columns // piece), True)
+
+
+def _measured(kernel: str, rows: int, columns: int, unit: bool, size: int, machine: Machine) -> Tile | None:
+    """The tile that was best at a like shape, if one was measured."""
+    if _forced or not unit or machine.arch is None:
         return None
-    registers = 64 if size == 2 and not best else 128
-    for piece, warps in ((8192, 4), (16384, 8)) if columns > 2 * SINGLE or size > 2 else ((2 * SINGLE, 16),):
-        parts = -(-columns // piece)
-        if parts == 1 or (parts <= PARTS and machine.arch is not None):
-            return Tile(1, piece, warps, registers, parts)
+    width = power(columns)
+    known, table = _table(machine.arch)
+    for entry in table.get(f"{kernel} {size}", ()):
+        if columns <= entry["upto"]:
+            elements = entry["elements"]
+            parts = max(1, -(-columns // elements))
+            height = min(power(rows), max(1, elements // width))
+            # What the compiler makes of another target was not seen: no bound that could make it spill.
+            registers = entry["registers"] if known == machine.arch else None
+            return Tile(height, min(width, elements), entry["warps"], registers, parts, entry["packed"])
     return None
 
 
+@functools.cache
+def _table(arch: int) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    """Measured on GPUs of this compute capability, or of the nearest that there is: which, and the tiles."""
+    tables = json.loads(TUNED.read_text())
+    nearest = min(tables, key=lambda known: (abs(int(known) - arch), known))
+    return int(nearest), tables[nearest]["tiles"]
+
+
 @contextmanager
-def forced(rows: int, columns: int, warps: int = 4, registers: int | None = None, parts: int = 1) -> Iterator[None]:
+def forced(
+    rows: int, columns: int, warps: int = 4, registers: int | None = None, parts: int = 1, packed: bool = False
+) -> Iterator[None]:
     """Within it every kernel takes this tile (tests: the path of many steps with few columns)."""
-    _forced.append(Tile(rows, columns, warps, registers, parts))
+    _forced.append(Tile(rows, columns, warps, registers, parts, packed))
     try:
         yield
     finally:

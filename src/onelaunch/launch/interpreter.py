@@ -32,6 +32,7 @@ PATCHED = (
     "create_atomic_cas",
     "create_splat",
     "create_dot",
+    "create_fma",
 )
 
 
@@ -165,6 +166,7 @@ def _patched(kernel: Kernel, buffers: Sequence[_Buffer]) -> Iterator[None]:
     builder.create_atomic_rmw = watch.checked(builder.create_atomic_rmw, mask=3, pointer=1)
     builder.create_atomic_cas = watch.checked(builder.create_atomic_cas)
     builder.create_splat = _splat
+    builder.create_fma = _fused(builder.create_fma)
     builder.create_dot = _dot(builder.create_dot)
     try:
         yield
@@ -178,6 +180,18 @@ def _splat(kind: Any, value: Any) -> Any:
     """A scalar repeated; Triton's own makes an int32 (or float) array of a bool, which is no mask then."""
     data = np.broadcast_to(value.data.reshape(-1)[:1].reshape((1,) * len(kind.shape)), kind.shape)
     return interpreter.TensorHandle(np.array(data), value.dtype.scalar)
+
+
+def _fused(product: Any) -> Any:
+    """The interpreter's fused product of f32 rounded once; Triton 3.6's rounds twice."""
+
+    def call(x: Any, y: Any, z: Any) -> Any:
+        if z.data.dtype != np.float32:
+            return product(x, y, z)
+        exact = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
+        return interpreter.TensorHandle(exact.astype(np.float32), z.dtype.scalar)
+
+    return call
 
 
 def _dot(product: Any) -> Any:

@@ -17,7 +17,7 @@ from onelaunch.errors import OptionError
 from onelaunch.kernels import calls, tiles
 from onelaunch.kernels.calls import LOG_SOFTMAX, LOGSUMEXP, SOFTMAX, Scores
 from onelaunch.kernels.layout import Rows, broadcast, collapse, contiguous
-from onelaunch.nn.primitive import assemble, bind, front
+from onelaunch.nn.primitive import assemble, bind, front, machine
 
 Axis = int | Sequence[int] | None
 
@@ -162,7 +162,10 @@ class Forward:
         full = shapes["x"].shape
         rows = _layout(full, self.axis, [*inputs.values(), y], self.options.mode, (3,))
         queries = full[-2] if len(full) > 1 else 1
-        return assemble(calls.softmax(rows, self.options, queries, backward=False), inputs, {"y": y})
+        masked = "mask" in shapes or "keep" in shapes
+        size = shapes["x"].dtype.itemsize
+        call = calls.softmax(rows, self.options, queries, False, size, masked, machine())
+        return assemble(call, inputs, {"y": y})
 
     def batched(self, arrays: Any, dims: Any, size: int) -> list[jax.Array]:
         return bind(dataclasses.replace(self, axis=self.axis + 1), **_moved(self.axis, arrays, dims, size))
@@ -201,7 +204,9 @@ class Backward:
         full = results[0].shape
         rows = _layout(full, self.axis, [*inputs.values(), results[0]], self.options.mode, (0, 1))
         queries = full[-2] if len(full) > 1 else 1
-        return assemble(calls.softmax(rows, self.options, queries, backward=True), inputs, {"dx": results[0]})
+        size = shapes["y"].dtype.itemsize
+        call = calls.softmax(rows, self.options, queries, True, size, "keep" in shapes, machine())
+        return assemble(call, inputs, {"dx": results[0]})
 
     def batched(self, arrays: Any, dims: Any, size: int) -> list[jax.Array]:
         return bind(dataclasses.replace(self, axis=self.axis + 1), **_moved(self.axis, arrays, dims, size))

@@ -13,7 +13,7 @@ from onelaunch.errors import OptionError
 from onelaunch.kernels import calls
 from onelaunch.kernels.calls import LOG_SOFTMAX, LOGSUMEXP, SOFTMAX, Scores
 from onelaunch.torch import reference
-from onelaunch.torch.launching import by_kernel, launch, rows_of, transformed
+from onelaunch.torch.launching import by_kernel, launch, machine_of, rows_of, transformed
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -136,7 +136,8 @@ def softmax_op(
     y = _empty(x, axis, mode, dtype)
     shown = y.unsqueeze(axis) if mode == LOGSUMEXP else y
     rows, (x_, mask_, keep_, _) = rows_of(axis, x.shape, (x, mask, keep, shown))
-    call = calls.softmax(rows, options, _queries(x), backward=False)
+    masked = mask is not None or keep is not None
+    call = calls.softmax(rows, options, _queries(x), False, x.element_size(), masked, machine_of(x))
     launch(call, {"x": x_, "mask": mask_, "keep": keep_}, {"y": y})
     return y
 
@@ -153,7 +154,7 @@ def softmax_backward_op(
     dx = torch.empty(like.shape, dtype=dtype, device=y.device)
     ys, gs = (y.unsqueeze(axis), g.unsqueeze(axis)) if mode == LOGSUMEXP else (y, g)
     rows, (y_, g_, x_, mask_, keep_, _) = rows_of(axis, like.shape, (ys, gs, x, mask, keep, dx))
-    call = calls.softmax(rows, options, _queries(like), backward=True)
+    call = calls.softmax(rows, options, _queries(like), True, y.element_size(), keep is not None, machine_of(y))
     launch(call, {"y": y_, "g": g_, "x": x_, "mask": mask_, "keep": keep_}, {"dx": dx})
     return dx
 
