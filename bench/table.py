@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import row_tables
 from process import RESULTS, ROOT
 
 NOT_YET = "*Not measured yet: `make bench` on a machine with a GPU fills this table.*"
@@ -226,8 +227,16 @@ def linear() -> str:
     return f"{machine_line(run)}\n\n{markdown(['tokens', *names], body)}"
 
 
+def block_softmax() -> str:
+    """Block-sparse softmax: share of the copy ceiling of every contender."""
+    run = newest("block-sparse-*.json")
+    if run is None:
+        return "*Not measured yet: `python bench/block_sparse.py` on a machine with a GPU fills this table.*"
+    return row_tables.block_softmax(run)
+
+
 #: Tables from result files of their own.
-OWN: dict[str, Callable[[], str]] = {"cases": coverage, "linear": linear}
+OWN: dict[str, Callable[[], str]] = {"cases": coverage, "linear": linear, "block_softmax": block_softmax}
 
 
 def filled(text: str) -> str:
