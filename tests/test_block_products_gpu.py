@@ -113,6 +113,14 @@ def test_attention_of_blocks_and_dtypes(dtype: Any, block: int) -> None:
     attention(random(4, block=block, density=0.4, heads=2, seed=block), dtype, 64, 2, 2, {"is_causal": True})
 
 
+def test_ten_thousand_blocks_in_a_row() -> None:
+    mask = np.zeros((1, 4, 10_000), bool)
+    mask[0, 1] = mask[0, 3, 7] = True
+    layout = BlockLayout(mask, 16)
+    products(layout, torch.bfloat16, 64, 1e-2)
+    attention(layout, torch.bfloat16, 64, 1, 1, {})
+
+
 def test_attention_masks() -> None:
     layout = random(6, block=64, density=0.5, heads=2)
     q, k, v = (normal(2, 4, 384, 64) for _ in range(3))

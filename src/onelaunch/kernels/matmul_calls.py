@@ -100,12 +100,21 @@ def sdd_tile(layout: BlockLayout, itemsize: int, room: int = ROOM) -> ProductTil
     block = layout.block
     if itemsize > 2:
         return ProductTile(max(1, 64 // block), 32 if itemsize == 4 else 16, 8 if block == 128 else 4, 2)
-    cover = 256 // block
-    counts = np.diff(layout.tables.row_start)
-    while cover * block > 64 and cover > 1 and 4 * layout.nnz < 3 * cover * int((-(-counts // cover)).sum()):
-        cover //= 2
+    cover = _cover(layout)
     warps = 8 if block * block * cover > 128 * 128 else 4
     return _fitted(ProductTile(cover, 64, warps, 4 if block == 128 else 3), block, cover * block, itemsize, room)
+
+
+def _cover(layout: BlockLayout) -> int:
+    """Blocks of 256 columns, halved while a quarter of what the tiles hold would be empty."""
+    if "cover" not in layout.kept:
+        cover = 256 // layout.block
+        counts = np.diff(layout.tables.row_start)
+        while cover * layout.block > 64 and 4 * layout.nnz < 3 * cover * int((-(-counts // cover)).sum()):
+            cover //= 2
+        layout.kept["cover"] = cover
+    found: int = layout.kept["cover"]
+    return found
 
 
 def _fitted(tile: ProductTile, rows: int, columns: int, itemsize: int, room: int) -> ProductTile:
