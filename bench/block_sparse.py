@@ -18,6 +18,7 @@ import importlib
 import re
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -29,6 +30,8 @@ from process import RESULTS, emit, run_worker, write_json
 
 SCRIPT = "block_sparse.py"
 CONTENDERS = ("copy", "dense", "blksprs", "onelaunch")
+#: Cycles of the device before queued runs, about 10 ms.
+WAIT = 20_000_000
 #: Processes that compile at the same time.
 PARTS = 10
 #: Heads (or batch times heads), size, block, density: random, with a full diagonal.
@@ -83,22 +86,32 @@ def contender(name: str, layout: BlockLayout) -> Callable[[Any], Any]:
 
 
 def measure(run: Callable[[], Any], seconds: float = 0.2) -> dict[str, float]:
-    """Milliseconds by device events; at least 10 runs. The arrays are much larger than the cache."""
+    """Milliseconds by device events, at least 10 runs, and the host's microseconds a call.
+
+    Runs are queued behind a wait of the device, as in a training step, so that the host is ahead. The arrays are much
+    larger than the cache.
+    """
     import torch
 
     for _ in range(5):
         run()
     torch.cuda.synchronize()
     times: list[float] = []
+    host = []
     while len(times) < 10 or (sum(times) < seconds * 1e3 and len(times) < 300):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
+        torch.cuda._sleep(WAIT)
+        begin = time.perf_counter()
+        pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(10)]
+        for start, stop in pairs:
+            start.record()
+            run()
+            stop.record()
+        host.append((time.perf_counter() - begin) * 1e5)
+        torch.cuda.synchronize()
+        times += [start.elapsed_time(stop) for start, stop in pairs]
     low, _, high = statistics.quantiles(times, n=4)
-    return {"median_ms": statistics.median(times), "low_ms": low, "high_ms": high, "runs": len(times)}
+    median = statistics.median(times)
+    return {"median_ms": median, "low_ms": low, "high_ms": high, "runs": len(times), "host_us": statistics.median(host)}
 
 
 def prepare(name: str, case: Case, layout: BlockLayout, x: Any) -> Callable[[], Any]:
@@ -225,7 +238,11 @@ def supervise(options: argparse.Namespace) -> None:
         write_json(path, {"machine": where, "peers": peers, "status": status, "results": records})
     print(f"written: {path}")
     for r in records:
-        shown = f"{r['of_copy']:.2f} of a copy, {r['median_ms']:.3f} ms" if "of_copy" in r else r.get("status", "")
+        shown = (
+            f"{r['of_copy']:.2f} of a copy, {r['median_ms']:.3f} ms, host {r['host_us']:.0f} us"
+            if "of_copy" in r
+            else r.get("status", "")
+        )
         case = (r["heads"], r["size"], r["block"], r["density"])
         print(r["contender"], r["direction"], r["dtype"], *case, shown, f"error {r['error']}" if r.get("error") else "")
 

@@ -143,6 +143,17 @@ def test_rules_from_functions():
         sparse.from_elements(mask[:30], 16)
 
 
+@pytest.mark.torch
+def test_block_mask_of_flex_attention():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    mask = flex.create_block_mask(lambda b, h, q, k: q - k >= 20 * h, 1, 2, 128, 64, device="cpu", BLOCK_SIZE=16)
+    layout = sparse.from_block_mask(mask)
+    assert layout == sparse.from_mask_mod(lambda b, h, q, k: q - k >= 20 * h, 128, 64, block=16, heads=2)
+    oblong = flex.create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 128, 128, device="cpu", BLOCK_SIZE=(16, 32))
+    with pytest.raises(ValueError, match="square"):
+        sparse.from_block_mask(oblong)
+
+
 def test_plot():
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")

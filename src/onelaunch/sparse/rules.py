@@ -108,6 +108,14 @@ def from_elements(mask: Any, block: int) -> BlockLayout:
     return BlockLayout(split.any((-3, -1)), block)
 
 
+def from_block_mask(mask: Any) -> BlockLayout:
+    """The blocks of FlexAttention's BlockMask (square ones), full and partial alike."""
+    sizes = mask.BLOCK_SIZE if isinstance(mask.BLOCK_SIZE, tuple) else (mask.BLOCK_SIZE,) * 2
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"blocks of {sizes[0]} × {sizes[1]}; a layout's are square")
+    return BlockLayout(mask.to_dense(), sizes[0])
+
+
 def _grid(rows: int, columns: int | None) -> tuple[np.ndarray, np.ndarray]:
     row, column = np.ogrid[:rows, : columns or rows]
     return row, column
