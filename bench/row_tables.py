@@ -41,3 +41,44 @@ def share(record: Run | None) -> str:
     if "of_copy" not in record:
         return "failed"
     return f"{record['of_copy']:.2f} ({record['median_ms']:.3f})"
+
+
+def block_products(run: Run) -> str:
+    """Of bench/block_matmul.py: rates of products beside dense ones, times of attention beside FlexAttention."""
+    machine = run["machine"]
+    shown = ", ".join(f"{n} {machine['versions'][n]}" for n in ("triton", "torch") if machine["versions"].get(n))
+    keys = ("kind", "heads", "size", "block", "density", "dim", "direction")
+    cases: dict[tuple[Any, ...], dict[str, Run]] = {}
+    for r in run["results"]:
+        cases.setdefault(tuple(r[k] for k in keys), {})[r["contender"]] = r
+    products, attention = [], []
+    for (kind, heads, size, block, density, dim, way), found in sorted(cases.items()):
+        ours = found.get("onelaunch", {})
+        if kind == "attention":
+            cells = [milliseconds(found.get(n)) for n in ("onelaunch", "flex", "flex64")]
+            attention.append([str(dim), str(block), way.replace("both", "forward + backward"), *cells])
+            continue
+        ratio = f"{ours['of_dense']:.2f}" if "of_dense" in ours else ""
+        cells = [rate(found.get(n)) for n in ("onelaunch", "dense", "blksprs")]
+        products.append([kind, f"{heads} × {size:,}", str(block), f"{density:.2f}", *cells, ratio])
+    head = ["mode", "heads × size", "block", "density", "onelaunch", "dense", "blksprs", "of dense"]
+    first = f"{machine['gpu']}, {shown}, bf16. TFLOP/s of the blocks; dense: torch.matmul of as many multiplications."
+    second = (
+        "Attention, 16 heads, 16,384 tokens, density .1, milliseconds; FlexAttention compiled, blocks of 128 or 64."
+    )
+    titles = ["head dim", "block", "", "onelaunch", "FlexAttention, 128", "FlexAttention, 64"]
+    return f"{first}\n\n{markdown(head, products)}\n\n{second}\n\n{markdown(titles, attention)}"
+
+
+def rate(record: Run | None) -> str:
+    """TFLOP/s as a cell."""
+    if record is None:
+        return ""
+    return f"{record['tflops']:.0f}" if "tflops" in record else "failed"
+
+
+def milliseconds(record: Run | None) -> str:
+    """Milliseconds as a cell."""
+    if record is None:
+        return ""
+    return f"{record['median_ms']:.3f}" if "median_ms" in record else "failed"

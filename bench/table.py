@@ -235,8 +235,21 @@ def block_softmax() -> str:
     return row_tables.block_softmax(run)
 
 
+def block_products() -> str:
+    """Rates of block-sparse products, times of attention."""
+    run = newest("block-matmul-*.json")
+    if run is None:
+        return "*Not measured yet: `python bench/block_matmul.py` on a machine with a GPU fills this table.*"
+    return row_tables.block_products(run)
+
+
 #: Tables from result files of their own.
-OWN: dict[str, Callable[[], str]] = {"cases": coverage, "linear": linear, "block_softmax": block_softmax}
+OWN: dict[str, Callable[[], str]] = {
+    "cases": coverage,
+    "linear": linear,
+    "block_softmax": block_softmax,
+    "block_products": block_products,
+}
 
 
 def filled(text: str) -> str:
