@@ -171,8 +171,12 @@ def only(program: Program, wanted: Sequence[bool]) -> Program:
     return _memo(program, ("only", tuple(wanted)), lambda: program.of(_prune(program.closed, wanted)[0]))
 
 
-def _dce(used: list[bool], eqn: core.JaxprEqn) -> tuple[list[bool], core.JaxprEqn | None]:
-    """JAX's elimination of dead code: a program without the results that nobody uses."""
+def _dce(used: list[bool], *live_and_eqn: Any) -> tuple[list[bool], core.JaxprEqn | None]:
+    """JAX's elimination of dead code: a program without the results that nobody uses.
+
+    From 0.12 on JAX also says, before the equation, which mutable references are live; a program has none.
+    """
+    eqn: core.JaxprEqn = live_and_eqn[-1]
     if not any(used):
         return [False] * len(eqn.invars), None
     if all(used):
