@@ -110,6 +110,8 @@ def _five(
         return None
     full = (*lead, *layout.shape[:-1], layout.shape[-1] if last is None else last)
     want = full[: len(full) - 1 - between] + full[-1:]
+    while a.ndim > len(want) and a.shape[0] == 1:
+        a = a[0]
     if a.ndim > len(want) or any(n not in (1, m) for n, m in zip(reversed(a.shape), reversed(want))):
         raise ValueError(f"{name} of shape {list(a.shape)} does not broadcast to {list(want)}")
     a = a.reshape((1,) * (len(want) - a.ndim) + a.shape)

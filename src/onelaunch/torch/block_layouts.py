@@ -16,8 +16,13 @@ _traced: dict[str, BlockLayout] = {}
 
 
 def find(key: str, keep: bool = False) -> BlockLayout:
-    """The layout of a key; ``keep`` it alive, as a compiled program needs."""
-    layout = BlockLayout.find(key)
+    """The layout of a key; ``keep`` it alive, as a compiled program needs. Raises RuntimeError where there is none."""
+    try:
+        layout = BlockLayout.find(key)
+    except KeyError:
+        raise RuntimeError(
+            "this program's block layout is not there: make it before an exported program runs"
+        ) from None
     if keep:
         _traced[key] = layout
     return layout
@@ -59,6 +64,8 @@ def fitted(
         raise ValueError(f"{name} is on {t.device}, the scores are on {x.device}")
     full = (*lead_of(x, layout), *layout.shape[:-1], layout.shape[-1] if last is None else last)
     want = full[: len(full) - 1 - between] + full[-1:]
+    while t.ndim > len(want) and t.shape[0] == 1:
+        t = t.squeeze(0)
     if t.ndim > len(want) or any(n not in (1, m) for n, m in zip(reversed(t.shape), reversed(want))):
         raise ValueError(f"{name} of shape {list(t.shape)} does not broadcast to {list(want)}")
     t = t.reshape((1,) * (len(want) - t.ndim) + tuple(t.shape))

@@ -93,9 +93,12 @@ def _apply(
     options = BlockScores(mode, float(scale), bool(causal), *multiply)
     wanted = x.requires_grad or any(t is not None and t.requires_grad for t in dense)
     if inplace:
-        return _in_place(x, layout, dense, options, out, wanted)
+        _check_inplace(x, out)
     if wanted and transformed():  # gradients that operators do not know
         return block_reference.softmax(x, dense, layout, options).to(out)
+    if inplace and not torch.compiler.is_compiling() and not transformed():
+        whole: Tensor = _InPlace.apply(x, *dense, layout, options)
+        return whole
     y: Tensor = block_softmax_op(x, *dense, layout.key, *_plain(options), out)
     return y
 
@@ -104,19 +107,14 @@ def _plain(options: BlockScores) -> tuple[int, float, bool, bool, bool]:
     return options.mode, options.scale, options.causal, options.attn_mul, options.pad_mul
 
 
-def _in_place(
-    x: Tensor, layout: BlockLayout, dense: Sequence[Tensor | None], options: BlockScores, out: torch.dtype, wanted: bool
-) -> Tensor:
+def _check_inplace(x: Tensor, out: torch.dtype) -> None:
+    """Raises OptionError or ValueError where x's memory can't take the result."""
     if out != x.dtype:
         raise OptionError(f"inplace can't make {out} of {x.dtype}")
     if x.is_leaf and x.requires_grad and torch.is_grad_enabled():
         raise ValueError("inplace would overwrite a leaf that requires a gradient")
-    if torch.compiler.is_compiling() or transformed():
-        return block_softmax_op(x, *dense, layout.key, *_plain(options), out)
     if not x.is_contiguous():
         raise ValueError("inplace needs contiguous values")
-    y: Tensor = _InPlace.apply(x, *dense, layout, options)
-    return y
 
 
 # --- the operators -----------------------------------------------------------------------------------------
