@@ -1,5 +1,6 @@
 """onelaunch.torch's softmax, log_softmax, logsumexp against float64 references; "#n" is a fault that users reported."""
 
+# ruff: noqa: F811  (fixtures are imported)
 from __future__ import annotations
 
 import itertools
@@ -14,32 +15,10 @@ from hypothesis import strategies as st  # noqa: E402
 
 from onelaunch.errors import OptionError  # noqa: E402
 from onelaunch.kernels import tiles  # noqa: E402
+from torch_rows import INF, NAN, kernel, path, seeded  # noqa: E402, F401
 
-INF, NAN = float("inf"), float("nan")
 MODES = ("softmax", "log_softmax", "logsumexp")
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(params=["kernel", "fallback"])
-def path(request, monkeypatch):
-    """The kernel in the interpreter (with steps of 8 columns), or PyTorch's own operations."""
-    if request.param == "fallback":
-        yield "fallback"
-        return
-    monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
-    with tiles.forced(2, 8):
-        yield "kernel"
-
-
-@pytest.fixture
-def kernel(monkeypatch):
-    monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
-    with tiles.forced(2, 8):
-        yield
-
-
-def seeded(*shape, dtype=torch.float32, seed=0, scale=2.0):
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale).to(dtype)
 
 
 def expected(mode, x, dim, scale=1.0, softcap=None, mask=None, where=None, causal_offset=None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -273,7 +274,38 @@ def case_kernel(rank, size, group):
         del os.environ["ONELAUNCH_INTERPRET"]
 
 
-CASES = [case_options, case_linear, case_outputs, case_edges, case_one_collective, case_kernel]
+def case_compiled(rank, size, group):
+    """torch.compile takes the whole, collective and all."""
+    x, t = slices(seeded(ROWS, 20), 1, rank, size).requires_grad_(), labels((ROWS,), 19)
+    f = lambda z: ot.cross_entropy(z * 1.5, t, group=group, vocab_size=19)  # noqa: E731
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")(x)
+    same(compiled, f(x))
+    same(torch.autograd.grad(compiled, x)[0], torch.autograd.grad(f(x), x)[0], 1e-6)
+
+
+def case_data_parallel(rank, size, group):
+    """DistributedDataParallel around the module: gradients of the whole batch."""
+    torch.manual_seed(0)
+    module = ot.LinearCrossEntropyLoss(FEATURES, 19, chunk=3)
+    x, t = seeded(size * ROWS, FEATURES), torch.arange(size * ROWS) % 19
+    want = torch.autograd.grad(expected(F.linear(x.double(), module.weight.double()), t), module.weight)[0]
+    parallel = torch.nn.parallel.DistributedDataParallel(module, process_group=group)
+    for _ in range(2):
+        parallel.zero_grad()
+        parallel(x[rank::size], t[rank::size]).backward()
+        same(module.weight.grad, want, 1e-5)
+
+
+CASES = [
+    case_options,
+    case_linear,
+    case_outputs,
+    case_edges,
+    case_one_collective,
+    case_compiled,
+    case_data_parallel,
+    case_kernel,
+]
 
 
 def process(rank, size, port, queue):
@@ -293,7 +325,7 @@ def process(rank, size, port, queue):
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_split_over_processes(size, monkeypatch):
     """All cases above; 4 processes have 5 columns each, of which the last holds padding."""
-    monkeypatch.setenv("PYTHONPATH", str(__import__("pathlib").Path(__file__).parent), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
