@@ -74,7 +74,7 @@ def expected(mode, x, layout, scale=1.0, rpe=None, rel_logits=None, key_padding_
     inside = np.kron(layout.mask, np.ones((layout.block, layout.block))).astype(bool)
     use = torch.from_numpy(inside)
     z = layout.to_dense(x.double()) * scale
-    z = z if rpe is None else z + rpe.double()
+    z = z if rpe is None else z + rpe.double().reshape(rpe.shape[max(0, rpe.ndim - z.ndim) :])
     z = z if rel_logits is None else z + by_distance(rel_logits.double(), queries, keys)
     padding = None if key_padding_mask is None else key_padding_mask[..., None, None, :]
     for mask, how in ((padding, key_padding_mask_mode), (attn_mask, attn_mask_mode)):
