@@ -15,8 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import onelaunch
-from gpus_ensembles import BATCH, Ensemble, lorenz
-from measure import blocked_ms
+from gpus_ensembles import BATCH, Ensemble, lorenz, times
 from process import emit
 
 
@@ -44,7 +43,7 @@ def member(address: str, count: int, index: int, small: bool) -> None:
     want = whole(ensemble)
     parts = [shard for part in jax.tree.leaves(fn(*args)) for shard in part.addressable_shards]
     equal = all(np.array_equal(np.asarray(shard.data), want[0][shard.index]) for shard in parts)
-    timed = blocked_ms(partial(fn, *args))
+    timed = times(partial(fn, *args))
     if not equal:
         raise SystemExit(f"process {index}: the values differ from one device's")
     if index == 0:

@@ -13,9 +13,11 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gpu_tables
 import row_tables
 from process import RESULTS, ROOT
 
@@ -243,12 +245,20 @@ def block_products() -> str:
     return row_tables.block_products(run)
 
 
+def several(made: Callable[[dict[str, Any]], str]) -> str:
+    """A table of bench/gpus.py's newest record."""
+    run = newest("gpus-*.json")
+    return made(run) if run else "*Not measured yet: `python bench/gpus.py` on a machine with GPUs fills this table.*"
+
+
 #: Tables from result files of their own.
 OWN: dict[str, Callable[[], str]] = {
     "cases": coverage,
     "linear": linear,
     "block_softmax": block_softmax,
     "block_products": block_products,
+    "scaling": partial(several, gpu_tables.scaling),
+    "vocabulary": partial(several, gpu_tables.vocabulary),
 }
 
 
