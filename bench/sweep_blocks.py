@@ -9,6 +9,7 @@ that says nothing for a while is ended and the next configuration begun. A line 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import queue
 import subprocess
@@ -87,7 +88,7 @@ def action(kernel: str, given: Any) -> Any:
         )
     _, q, k, v, g = given
     options = Attention(q.shape[-1] ** -0.5)
-    plain = (options.scale, None, False, True, True, "ieee")
+    plain = dataclasses.astuple(options)
     if kernel == FORWARD:
         return (
             lambda: attention.block_attention_op(q, k, v, None, None, layout.key, *plain)[0],

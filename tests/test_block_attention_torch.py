@@ -160,6 +160,23 @@ def test_rpe_and_relative_logits_with_their_gradients() -> None:
         torch.testing.assert_close(fixed, want)
 
 
+@pytest.mark.parametrize("extent", [1, 30])
+def test_relative_logits_alone_are_read_as_they_are(extent: int) -> None:
+    q, k, v = inputs(MIXED, key_heads=1)
+    rel = torch.randn(2, 48, extent, dtype=torch.float64)
+    at = torch.arange(48) - torch.arange(48)[:, None] + extent - 1
+    picked = rel.gather(-1, at.clamp(0, extent - 1).expand(2, 48, 48))
+    bias = torch.where((at >= 0) & (at < extent), picked, 0.0)
+    check(MIXED, [q, k, v], {"rel_logits": rel, "softcap": 2.0}, {"bias": bias, "softcap": 2.0})
+    rel.requires_grad_()
+    (slope,) = torch.autograd.grad(block_sparse.attention(q, k, v, MIXED, rel_logits=rel).sin().sum(), rel)
+    leaf = bias.requires_grad_()
+    (want,) = torch.autograd.grad(dense(q, k, v, MIXED, bias=leaf)[0].sin().sum(), leaf)
+    held = (at >= 0) & (at < extent)
+    gathered = torch.zeros_like(rel).scatter_add(-1, at.clamp(0, extent - 1).expand(2, 48, 48), want * held)
+    torch.testing.assert_close(slope, gathered)
+
+
 def test_a_mask_that_leaves_out_whole_blocks_with_rpe() -> None:
     q, k, v = inputs(MIXED, lead=())
     keep = torch.zeros(48, 48, dtype=torch.bool)

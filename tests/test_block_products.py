@@ -171,6 +171,18 @@ def test_gradients_of_what_is_added() -> None:
         np.testing.assert_allclose(x, y, atol=1e-10)
 
 
+def test_relative_logits_alone() -> None:
+    rel, at = normal(1, 48, 20, seed=8), np.arange(48) - np.arange(48)[:, None] + 19
+    picked = jnp.take_along_axis(rel, jnp.asarray(at.clip(0, 19))[None], -1)
+    bias = jnp.where((at >= 0) & (at < 20), picked, 0)
+    check_attention(MIXED, qkv(MIXED), {"rel_logits": rel}, {"bias": bias})
+    (slope,) = jax.vjp(lambda r: block_sparse.attention(*qkv(MIXED), MIXED, rel_logits=r), rel)[1](normal(2, 48, 16))
+    moved = block_sparse.attention(*qkv(MIXED), MIXED, rel_logits=rel + 1e-6 * slope)
+    still = block_sparse.attention(*qkv(MIXED), MIXED, rel_logits=rel)
+    gained = ((moved - still) * normal(2, 48, 16)).sum() / 1e-6
+    np.testing.assert_allclose(gained, (slope**2).sum(), rtol=1e-4)
+
+
 def test_vmap_and_jit() -> None:
     q, k, v = qkv(MIXED, lead=(2,))
     pad = jnp.asarray(np.random.default_rng(0).random((2, 48)) < 0.6)

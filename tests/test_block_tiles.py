@@ -74,7 +74,7 @@ def test_every_product(kind: str, block: int, arch: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("block", [64, 128])
 @pytest.mark.parametrize("name", ["Forward", "Dq", "Dkv"])
 def test_every_attention(name: str, block: int, dim: int) -> None:
-    check(attention(getattr(block_attention, name), block, dim, jnp.bfloat16), spilled=64)
+    check(attention(getattr(block_attention, name), block, dim, jnp.bfloat16), spilled=96)
 
 
 @pytest.mark.slow

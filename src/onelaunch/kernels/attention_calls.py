@@ -21,7 +21,10 @@ FORWARD, ROWS, COLUMNS = "block_attention", "block_attention_dq", "block_attenti
 
 @dataclass(frozen=True)
 class Attention:
-    """Options: ``cap(q·k * scale)``; causal; whether the two masks are added (else they leave out where 0)."""
+    """Options: ``cap(q·k * scale)``; causal; whether the two masks are added (else they leave out where 0).
+
+    extent: None, or the last size of the mask, which then holds relative logits.
+    """
 
     scale: float
     cap: float | None = None
@@ -29,6 +32,12 @@ class Attention:
     pad_add: bool = True
     mask_add: bool = True
     precision: str = "ieee"
+    extent: int | None = None
+
+    @property
+    def mask(self) -> str | int:
+        """What the kernels call it."""
+        return self.extent if self.extent is not None else "add" if self.mask_add else "mul"
 
 
 @dataclass(frozen=True)
@@ -148,7 +157,7 @@ def launch_of(
     for letter, steps in strides.items():
         numbers |= {letter + axis: int(s) for axis, s in zip(_axes(letter), steps, strict=True)}
     numbers |= {"SCALE": options.scale, "CAP": options.cap, "OFFSET": 0 if options.causal else None}
-    numbers |= {"PADADD": options.pad_add, "MASKADD": options.mask_add, "TESTED": found.tested}
+    numbers |= {"PADADD": options.pad_add, "MASK": options.mask, "TESTED": found.tested}
     numbers |= {"BLOCK": layout.block, "ROWS": tile.rows, "DEPTH": tile.depth, "PRECISION": options.precision}
     numbers |= {"DIM": sizes.dim, "WIDTH": max(16, power(sizes.dim))}
     numbers |= {"VDIM": sizes.value_dim, "VWIDTH": max(16, power(sizes.value_dim))}

@@ -35,9 +35,13 @@ def bent(s, SCALE: tl.constexpr, CAP: tl.constexpr):
 @triton.jit
 def masked(
     z, m, n, inside, pad, mask, queries, keys, pn, mm, mn,
-    OFFSET: tl.constexpr, PADADD: tl.constexpr, MASKADD: tl.constexpr,
+    OFFSET: tl.constexpr, PADADD: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """z with its masks, −inf where a query m must not see a key n; m, n and inside broadcast to z."""
+    """z with its masks, −inf where a query m must not see a key n; m, n and inside broadcast to z.
+
+    MASK: "add", "mul" (mask leaves out where it is 0), or the extent of relative logits: their row m has in its last
+    entry what is added for key m, before it that for the key before, and so on.
+    """
     use = inside & (m < queries) & (n < keys)
     if OFFSET is not None:
         use = use & (n <= m + OFFSET)
@@ -48,11 +52,16 @@ def masked(
         else:
             use = use & (value != 0)
     if mask is not None:
-        value = tl.load(mask + m.to(tl.int64) * mm + n.to(tl.int64) * mn, use, other=0)
-        if MASKADD:
-            z += widen(value) * 1.4426950408889634
+        if MASK == "add" or MASK == "mul":
+            value = tl.load(mask + m.to(tl.int64) * mm + n.to(tl.int64) * mn, use, other=0)
         else:
+            at = n - m + (MASK - 1)
+            held = use & (at >= 0) & (at < MASK)
+            value = tl.load(mask + m.to(tl.int64) * mm + at.to(tl.int64) * mn, held, other=0)
+        if MASK == "mul":
             use = use & (value != 0)
+        else:
+            z += widen(value) * 1.4426950408889634
     return tl.where(use, z, float("-inf"))
 
 
@@ -60,7 +69,7 @@ def masked(
 def attend(
     acc, top, total, q, k, v, lines, first, stop, m, pad, mask,
     queries, keys, kn, kd, vn, vd, pn, mm, mn,
-    SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASKADD: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASK: tl.constexpr,
     BLOCK: tl.constexpr, DEPTH: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, VDIM: tl.constexpr,
     VWIDTH: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -88,7 +97,7 @@ def attend(
             if not PLAIN:
                 z = masked(
                     z, m[:, None], n[None, :], inside[None, :], pad, mask, queries, keys, pn, mm, mn,
-                    OFFSET, PADADD, MASKADD,
+                    OFFSET, PADADD, MASK,
                 )  # fmt: skip
             higher = tl.maximum(top, tl.max(z, 1))
             shift = tl.where(higher == float("-inf"), 0.0, higher)
@@ -124,7 +133,7 @@ def block_attention(
     q, k, v, pad, mask, order, bounds, lines, out, lse,
     count, rows, heads, group, batches, planes, share, queries, keys,
     qz, qh, qm, qd, kz, kh, kn, kd, vz, vh, vn, vd, oz, oh, om, od, pz, ph, pn, mz, mh, mm, mn,
-    SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASKADD: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASK: tl.constexpr,
     TESTED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, VDIM: tl.constexpr, VWIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -156,12 +165,12 @@ def block_attention(
     if TESTED < 2:
         acc, top, total = attend(
             acc, top, total, qs, k, v, lines, first, middle, m, pad, mask, queries, keys, kn, kd, vn, vd, pn, mm, mn,
-            SCALE, CAP, OFFSET, PADADD, MASKADD, BLOCK, DEPTH, DIM, WIDTH, VDIM, VWIDTH, True, PRECISION,
+            SCALE, CAP, OFFSET, PADADD, MASK, BLOCK, DEPTH, DIM, WIDTH, VDIM, VWIDTH, True, PRECISION,
         )  # fmt: skip
     if TESTED > 0:
         acc, top, total = attend(
             acc, top, total, qs, k, v, lines, middle, stop, m, pad, mask, queries, keys, kn, kd, vn, vd, pn, mm, mn,
-            SCALE, CAP, OFFSET, PADADD, MASKADD, BLOCK, DEPTH, DIM, WIDTH, VDIM, VWIDTH, False, PRECISION,
+            SCALE, CAP, OFFSET, PADADD, MASK, BLOCK, DEPTH, DIM, WIDTH, VDIM, VWIDTH, False, PRECISION,
         )  # fmt: skip
     empty = total == 0.0
     value = acc * tl.where(empty, 0.0, 1.0 / total)[:, None]

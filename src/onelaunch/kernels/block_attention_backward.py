@@ -57,7 +57,7 @@ def slope(z, ds, CAP: tl.constexpr):
 def gather_dq(
     dq, q, g, lse, delta, k, v, lines, first, stop, m, pad, mask,
     queries, keys, kn, kd, vn, vd, pn, mm, mn,
-    SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASKADD: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASK: tl.constexpr,
     BLOCK: tl.constexpr, DEPTH: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, VDIM: tl.constexpr,
     VWIDTH: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -82,7 +82,7 @@ def gather_dq(
         if not PLAIN:
             z = masked(
                 z, m[:, None], n[None, :], inside[None, :], pad, mask, queries, keys, pn, mm, mn,
-                OFFSET, PADADD, MASKADD,
+                OFFSET, PADADD, MASK,
             )  # fmt: skip
         ds = slope(before, weights(z, lse[:, None], PLAIN) * (dp - delta[:, None]), CAP)
         dq = tl.dot(ds.to(ks.dtype), ks, dq, input_precision=PRECISION, out_dtype=dq.dtype)
@@ -94,7 +94,7 @@ def block_attention_dq(
     q, k, v, pad, mask, order, bounds, lines, dout, lse, delta, dq,
     count, rows, heads, group, batches, planes, share, queries, keys,
     qz, qh, qm, qd, kz, kh, kn, kd, vz, vh, vn, vd, gz, gh, gm, gd, rz, rh, rm, rd, pz, ph, pn, mz, mh, mm, mn,
-    SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASKADD: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASK: tl.constexpr,
     TESTED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, VDIM: tl.constexpr, VWIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -125,13 +125,13 @@ def block_attention_dq(
         total = gather_dq(
             total, qs, g, sums, shares, k, v, lines, first, middle, m, pad, mask,
             queries, keys, kn, kd, vn, vd, pn, mm, mn,
-            SCALE, CAP, OFFSET, PADADD, MASKADD, BLOCK, DEPTH, DIM, WIDTH, VDIM, VWIDTH, True, PRECISION,
+            SCALE, CAP, OFFSET, PADADD, MASK, BLOCK, DEPTH, DIM, WIDTH, VDIM, VWIDTH, True, PRECISION,
         )  # fmt: skip
     if TESTED > 0:
         total = gather_dq(
             total, qs, g, sums, shares, k, v, lines, middle, stop, m, pad, mask,
             queries, keys, kn, kd, vn, vd, pn, mm, mn,
-            SCALE, CAP, OFFSET, PADADD, MASKADD, BLOCK, DEPTH, DIM, WIDTH, VDIM, VWIDTH, False, PRECISION,
+            SCALE, CAP, OFFSET, PADADD, MASK, BLOCK, DEPTH, DIM, WIDTH, VDIM, VWIDTH, False, PRECISION,
         )  # fmt: skip
     to = dq + z * rz + head * rh + long[:, None] * rm + d[None, :] * rd
     tl.store(to, (total * SCALE).to(dq.dtype.element_ty), kept[:, None] & (d < DIM)[None, :])
@@ -141,7 +141,7 @@ def block_attention_dq(
 def gather_dkv(
     dk, dv, ks, vs, q, g, lse, delta, lines, first, stop, n, pad, mask,
     queries, keys, qm, qd, gm, gd, pn, mm, mn,
-    SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASKADD: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASK: tl.constexpr,
     BLOCK: tl.constexpr, DEPTH: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, VDIM: tl.constexpr,
     VWIDTH: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -172,7 +172,7 @@ def gather_dkv(
         if not PLAIN:
             z = masked(
                 z, m[None, :], n[:, None], inside[None, :], pad, mask, queries, keys, pn, mm, mn,
-                OFFSET, PADADD, MASKADD,
+                OFFSET, PADADD, MASK,
             )  # fmt: skip
         weight = weights(z, sums[None, :], PLAIN)
         dv = tl.dot(weight.to(gs.dtype), gs, dv, input_precision=PRECISION, out_dtype=dv.dtype)
@@ -188,7 +188,7 @@ def block_attention_dkv(
     count, columns, heads, group, batches, planes, share, queries, keys,
     qz, qh, qm, qd, kz, kh, kn, kd, vz, vh, vn, vd, gz, gh, gm, gd,
     sz, sh, sn, sd, tz, th, tn, td, pz, ph, pn, mz, mh, mm, mn,
-    SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASKADD: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, OFFSET: tl.constexpr, PADADD: tl.constexpr, MASK: tl.constexpr,
     TESTED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, VDIM: tl.constexpr, VWIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -226,13 +226,13 @@ def block_attention_dkv(
             total, sums = gather_dkv(
                 total, sums, ks, vs, queries_of, gradients, lse + at, delta + at, lines, first, middle, n, seen, shown,
                 queries, keys, qm, qd, gm, gd, pn, mm, mn,
-                SCALE, CAP, OFFSET, PADADD, MASKADD, BLOCK, DEPTH, DIM, WIDTH, VDIM, VWIDTH, False, PRECISION,
+                SCALE, CAP, OFFSET, PADADD, MASK, BLOCK, DEPTH, DIM, WIDTH, VDIM, VWIDTH, False, PRECISION,
             )  # fmt: skip
         if TESTED < 2:
             total, sums = gather_dkv(
                 total, sums, ks, vs, queries_of, gradients, lse + at, delta + at, lines, middle, stop, n, seen, shown,
                 queries, keys, qm, qd, gm, gd, pn, mm, mn,
-                SCALE, CAP, OFFSET, PADADD, MASKADD, BLOCK, DEPTH, DIM, WIDTH, VDIM, VWIDTH, True, PRECISION,
+                SCALE, CAP, OFFSET, PADADD, MASK, BLOCK, DEPTH, DIM, WIDTH, VDIM, VWIDTH, True, PRECISION,
             )  # fmt: skip
     to = dk + z * sz + head * sh + long[:, None] * sn + d[None, :] * sd
     tl.store(to, (total * SCALE).to(dk.dtype.element_ty), kept[:, None] & (d < DIM)[None, :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -73,9 +74,13 @@ def attention(
     mask = None if mask is None else fitted(mask, full, 3, "attn_mask")
     rpe = None if rpe is None else fitted(rpe, full, 3, "rpe")
     if rel is not None:
-        rel = fitted(rel, (*full[:-1], rel.shape[-1] if rel.ndim else 0), 3, "rel_logits")
-        bias = shifted(jnp.broadcast_to(rel, (*rel.shape[:2], q.shape[-2], rel.shape[-1])), k.shape[-2])
-        rpe = bias if rpe is None else rpe + bias
+        extent = rel.shape[-1] if rel.ndim else 0
+        rel = fitted(rel, (*full[:-1], extent), 3, "rel_logits")
+        if mask is None and rpe is None and extent:
+            mask, options = rel, dataclasses.replace(options, mask_add=True, extent=extent)
+        elif extent:  # one array of all that is added
+            bias = shifted(jnp.broadcast_to(rel, (*rel.shape[:2], q.shape[-2], extent)), k.shape[-2])
+            rpe = bias if rpe is None else rpe + bias
     if rpe is not None:
         mask, options = reference.merged(rpe, mask, options)
     if 0 in (*q4.shape, *v4.shape):
@@ -137,9 +142,9 @@ class _Pass:
         """The kernel. letters: the four-dimensional arrays beside q, k, v and masks by the letter of their strides."""
         sizes = _sizes(shapes)
         pad, mask = (shapes.get(name) for name in _MASKS)
-        full = (sizes.batch, sizes.heads, sizes.queries, sizes.keys)
+        full = (sizes.batch, sizes.heads, sizes.queries, self.options.extent or sizes.keys)
         strides = {n: contiguous(a.shape) for n, a in {**{n: shapes[n] for n in "qkv"}, **letters}.items()}
-        padding = (0, 0) if pad is None else broadcast(pad.shape, (full[0], full[3]))
+        padding = (0, 0) if pad is None else broadcast(pad.shape, (full[0], sizes.keys))
         strides["p"] = (padding[0], 0, padding[1])
         strides["m"] = (0,) * 4 if mask is None else broadcast(mask.shape, full)
         tile, found = _tables(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from onelaunch.kernels.attention_calls import Attention
+from onelaunch.nn.block_reference import shifted
 from onelaunch.nn.softmax import wide
 from onelaunch.sparse.layout import BlockLayout
 
@@ -67,6 +68,8 @@ def _weights(
     if options.cap is not None:
         z = jnp.tanh(z / options.cap) * options.cap
     before, (queries, keys) = z, z.shape[-2:]
+    if mask is not None and options.extent is not None:
+        mask = shifted(jnp.broadcast_to(mask, (*mask.shape[:2], queries, mask.shape[-1])), keys)
     blocks = layout.mask.repeat(layout.block, -1).repeat(layout.block, -2)[..., :queries, :keys]
     blocks = blocks.repeat(q.shape[1] // layout.heads, -3)
     if options.causal:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from onelaunch.torch.block_matmul import cast, check_arrays, check_precision, in
 from onelaunch.torch.block_softmax import MASK_MODES, logsumexp, softmax
 from onelaunch.torch.launching import by_kernel, launch, transformed
 from onelaunch.torch.reference import wide
-from onelaunch.torch.softmax import refuse_twice
 
 #: The largest head dim of the kernels.
 LARGEST = 256
@@ -67,8 +67,12 @@ def attention(
         rpe = _fitted(rpe, q, full, "rpe")
     if rel_logits is not None:
         extent = rel_logits.shape[-1] if rel_logits.ndim else 0
-        bias = reference.shifted(_fitted(rel_logits, q, (*q.shape[:-1], extent), "rel_logits"), k.shape[-2])
-        rpe = bias if rpe is None else rpe + bias
+        rel_logits = _fitted(rel_logits, q, (*q.shape[:-1], extent), "rel_logits")
+        if mask is None and rpe is None and extent:
+            mask, options = rel_logits, dataclasses.replace(options, mask_add=True, extent=extent)
+        else:  # one array of all that is added
+            bias = reference.shifted(rel_logits.expand(*rel_logits.shape[:-2], *q.shape[-2:-1], extent), k.shape[-2])
+            rpe = bias if rpe is None else rpe + bias
     if rpe is not None:
         mask, options = reference.merged(rpe, mask, options)
     out, lse = _call(q, k, v, pad, mask, layout, options)
@@ -84,8 +88,7 @@ def _call(
         return reference.attention(q, k, v, pad, mask, layout, options)
     if added:
         return composed(q, k, v, pad, mask, layout, options)
-    plain = (options.scale, options.cap, options.causal, options.pad_add, options.mask_add, options.precision)
-    found: tuple[Tensor, Tensor] = block_attention_op(q, k, v, pad, mask, layout.key, *plain)
+    found: tuple[Tensor, Tensor] = block_attention_op(q, k, v, pad, mask, layout.key, *dataclasses.astuple(options))
     return found
 
 
@@ -102,7 +105,8 @@ def composed(
     s, scale = matmul(q, k, spread, "sdd", trans_b=True, precision=options.precision), options.scale
     if options.cap is not None:
         s, scale = torch.tanh(s.to(wide(s.dtype)) * (scale / options.cap)) * options.cap, 1.0
-    given: dict[str, Any] = {"key_padding_mask": pad, "attn_mask": mask, "is_causal": options.causal}
+    given: dict[str, Any] = {"key_padding_mask": pad, "is_causal": options.causal}
+    given["attn_mask" if options.extent is None else "rel_logits"] = mask
     given |= {"key_padding_mask_mode": MASK_MODES[not options.pad_add]}
     given |= {"attn_mask_mode": MASK_MODES[not options.mask_add]}
     p = softmax(s, spread, scale, **given).to(q.dtype)
@@ -161,7 +165,8 @@ class _Arrays:
             spread = pad.expand(*lead, pad.shape[-1] if pad.shape[-1] > 1 else full[-1])
             self.given["pad"] = spread.reshape(-1, full[-1])[:, None, :].expand(-1, full[-3], -1)
         if mask is not None:
-            self.given["mask"] = mask.expand(full).reshape(-1, *full[-3:])
+            whole = (*full[:-1], mask.shape[-1] if mask.shape[-1] > 1 else full[-1])  # or relative logits' extent
+            self.given["mask"] = mask.expand(whole).reshape(-1, *whole[-3:])
         q4, k4, v4 = (self.given[name] for name in "qkv")
         assert q4 is not None and k4 is not None and v4 is not None
         self.sizes = Sizes(q4.shape[0], q4.shape[1], k4.shape[1], q4.shape[2], k4.shape[2], q4.shape[3], v4.shape[3])
@@ -200,9 +205,9 @@ def _four(t: Tensor) -> Tensor:
 @torch.library.custom_op("onelaunch::block_attention", mutates_args=())
 def block_attention_op(
     q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, mask: Tensor | None, key: str, scale: float,
-    cap: float | None, causal: bool, pad_add: bool, mask_add: bool, precision: str,
+    cap: float | None, causal: bool, pad_add: bool, mask_add: bool, precision: str, extent: int | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    layout, options = find(key), Attention(scale, cap, causal, pad_add, mask_add, precision)
+    layout, options = find(key), Attention(scale, cap, causal, pad_add, mask_add, precision, extent)
     if not by_kernel(q):
         out, lse = reference.attention(q, k, v, pad, mask, layout, options)
         return out.clone(), lse.clone()
@@ -221,9 +226,9 @@ def _results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def block_attention_backward_op(
     q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, mask: Tensor | None, out: Tensor, lse: Tensor,
     dout: Tensor, dlse: Tensor | None, key: str, scale: float, cap: float | None, causal: bool, pad_add: bool,
-    mask_add: bool, precision: str,
+    mask_add: bool, precision: str, extent: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    layout, options = find(key), Attention(scale, cap, causal, pad_add, mask_add, precision)
+    layout, options = find(key), Attention(scale, cap, causal, pad_add, mask_add, precision, extent)
     if not by_kernel(q):
         return reference.gradients(q, k, v, pad, mask, dout, dlse, layout, options)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
@@ -261,10 +266,17 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, pad, mask, out, lse = ctx.saved_tensors
     if dout is None and dlse is None:
-        return (None,) * 12
+        return (None,) * 13
     dout = torch.zeros_like(out) if dout is None else dout
     found = block_attention_backward_op(q, k, v, pad, mask, out, lse, dout, dlse, ctx.layout.key, *ctx.options)
-    return (*found, *(None,) * 9)
+    return (*found, *(None,) * 10)
+
+
+def _refuse(ctx: Any, *gradients: Any) -> NoReturn:
+    """The derivative of the gradients."""
+    raise RuntimeError(
+        "block_sparse.attention has first derivatives only; take PyTorch's own operations where you need second ones"
+    )
 
 
 def _batch(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Any, tuple[int, int]]:
@@ -277,5 +289,5 @@ def _batch_backward(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Any, 
 
 block_attention_op.register_autograd(_backward, setup_context=_save)
 block_attention_op.register_vmap(_batch)
-block_attention_backward_op.register_autograd(refuse_twice, setup_context=lambda ctx, inputs, output: None)
+block_attention_backward_op.register_autograd(_refuse, setup_context=lambda ctx, inputs, output: None)
 block_attention_backward_op.register_vmap(_batch_backward)

@@ -55,6 +55,8 @@ def _weights(
     if options.cap is not None:
         z = torch.tanh(z / options.cap) * options.cap
     before, (queries, keys) = z, z.shape[-2:]
+    if mask is not None and options.extent is not None:
+        mask = shifted(mask.expand(*mask.shape[:-2], queries, mask.shape[-1]), keys)
     blocks = torch.from_numpy(layout.mask.copy()).to(q.device)
     use = blocks.repeat_interleave(layout.block, -1).repeat_interleave(layout.block, -2)[..., :queries, :keys]
     use = use.repeat_interleave(q.shape[-3] // layout.heads, -3)
