@@ -73,7 +73,7 @@ def check(name: str, small: bool) -> dict[str, Any]:
     fused = onelaunch.fuse(fn, fallback="error" if small else "xla")
     low = fused.lower(*args)
     record |= {"lower_s": time.perf_counter() - start, "launches": low.launches}
-    record["refusals"] = [{"what": r.what, "why": r.why, "fix": r.fix} for r in low.refusals]
+    record["refusals"] = [{"stage": r.stage, "what": r.what, "why": r.why, "fix": r.fix} for r in low.refusals]
     if low.launches and not small:
         for kernel in low.kernels:  # one of all, or those of the parts that XLA does not keep
             build.compile(kernel, device_target())
@@ -103,6 +103,7 @@ def timings(fn: Any, fused: Any, args: tuple[Any, ...], emit_as: dict[str, Any])
     """Times of both on this device, ours first, and the launches under XLA."""
     import jax
 
+    import onelaunch
     from measure import blocked_ms
     from onelaunch.report.hlo import count_launches
 
@@ -116,6 +117,11 @@ def timings(fn: Any, fused: Any, args: tuple[Any, ...], emit_as: dict[str, Any])
     if launches.count <= MOST_LAUNCHES:
         with exclusive():
             found["xla"] = blocked_ms(partial(compiled, *args), budget_s=1.0, most=10)
+        emit(emit_as | found)
+    if {r["stage"] for r in emit_as["refusals"]} == {"cost"} and not emit_as["launches"]:
+        one = onelaunch.fuse(fn, fallback="error")  # what the cost estimate would not have
+        with exclusive():
+            found["kernel"] = blocked_ms(partial(one, *args), budget_s=1.0, most=3)
     return found
 
 

@@ -251,6 +251,36 @@ def several(made: Callable[[dict[str, Any]], str]) -> str:
     return made(run) if run else "*Not measured yet: `python bench/gpus.py` on a machine with GPUs fills this table.*"
 
 
+def cost() -> str:
+    """The estimates that decide between a kernel and XLA beside what was measured, programs of both sorts."""
+    real, path = newest("programs-gpu.json"), RESULTS / "estimates.json"
+    if real is None or not path.exists():
+        return "*Not measured yet: `bench/estimates.py`, and `bench/programs.py` on a machine with a GPU.*"
+    measured = {r["case"]: r for r in real["results"] if "xla" in r}
+    found = [r for r in json.loads(path.read_text())["results"] if r["case"] in measured and "kernels" in r]
+    body = [
+        cost_row(r, measured[r["case"]]) for r in sorted(found, key=lambda r: (r["whole"], r["kernels"], r["case"]))
+    ]
+    head = ["program", "decision", "ours, estimate", "ours, measured", "XLA, estimate", "XLA, measured", "right"]
+    wrong = sum(row[-1] == "**no**" for row in body)
+    where = machine_line(real)
+    note = "Estimates are of the model as it is, times of the run named; milliseconds."
+    return f"{len(body)} programs, {wrong} decided wrongly. {where} {note}\n\n{markdown(head, body)}"
+
+
+def cost_row(estimate: Record, measured: Record) -> list[str]:
+    """One program: whether it is a kernel, the numbers behind that, and whether measurement agrees."""
+    kernels, whole = estimate["kernels"], estimate["whole"]
+    decision = "one kernel" if whole else f"{kernels} kernels + XLA" if kernels else "XLA"
+    as_run = (measured.get("launches"), not measured.get("refusals")) == (kernels, whole)
+    ours = measured.get("ours" if kernels else "kernel") if as_run else None
+    time, xla = (ours or {}).get("median_ms"), measured["xla"]["median_ms"]
+    right = "–" if time is None else "yes" if (time * 0.95 <= xla if kernels else xla <= time / 0.95) else "**no**"
+    guess = estimate["ours_ms"] if kernels else estimate["kernel_ms"]
+    shown = [f"{x:.2g}" if x is not None else "–" for x in (guess, estimate["xla_ms"])]
+    return [f"`{estimate['case']}`", decision, shown[0], ms(ours), shown[1], ms(measured["xla"]), right]
+
+
 #: Tables from result files of their own.
 OWN: dict[str, Callable[[], str]] = {
     "cases": coverage,
@@ -259,6 +289,7 @@ OWN: dict[str, Callable[[], str]] = {
     "block_products": block_products,
     "scaling": partial(several, gpu_tables.scaling),
     "vocabulary": partial(several, gpu_tables.vocabulary),
+    "cost": cost,
 }
 
 

@@ -14,6 +14,7 @@ from jax import lax
 
 import onelaunch
 from onelaunch.partition.levels import Node, components, levels, sunk
+from onelaunch.primitive import Program
 
 X = jnp.arange(1.0, 5.0) * 0.3
 
@@ -69,7 +70,41 @@ def ruled(x: jax.Array) -> jax.Array:
 ruled.defjvp(lambda p, t: (ruled(*p), t[0] * loop(p[0])))
 
 
-CONVOLUTION = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
+def with_key(x: jax.Array) -> Any:
+    def body(carry: Any, _: None) -> Any:
+        key, c = carry
+        key, sub = jax.random.split(key)
+        return (key, loop(host(c + jax.random.normal(sub, c.shape)))), jax.random.key_data(sub)
+
+    (key, c), subs = lax.scan(body, (jax.random.key(1), x), None, length=2)
+    return jax.random.key_data(key), c, subs
+
+
+def weak(x: jax.Array) -> Any:
+    """Weakly typed carries and results."""
+    n, c = lax.while_loop(lambda s: s[0] < 3.0, lambda s: (s[0] + 1.0, between(host)(s[1]) * s[0]), (0.5, x))
+    return n, c, lax.cond(x[0] > 9, lambda: 1, lambda: 2)
+
+
+WEIGHTS = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32) * 0.05
+IMAGE = np.random.default_rng(1).normal(size=(1, 4, 24, 24)).astype(np.float32)
+
+
+def product(x: jax.Array) -> jax.Array:
+    wide = jnp.tile(loop(x), 64).reshape(256, 1) * WEIGHTS
+    return loop(jnp.tanh(wide @ WEIGHTS)[:4, 0])
+
+
+def convolved(x: jax.Array) -> jax.Array:
+    image = lax.conv_general_dilated(IMAGE * loop(x).sum(), IMAGE.repeat(4, 0) * 0.1, (1, 1), "SAME")
+    return loop(image[0, :, 0, 0])
+
+
+def decomposed(x: jax.Array) -> jax.Array:
+    x = loop(x)
+    square = x[:, None] * x + jnp.diag(jnp.arange(1.0, 5.0))
+    return loop(jnp.linalg.solve(square, fourier(jnp.linalg.cholesky(square)[-1])))
+
 
 #: name -> (program, kernels, the primitive kept)
 PROGRAMS: dict[str, tuple[Callable[..., Any], int, str]] = {
@@ -90,6 +125,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int, str]] = {
     "in jit": (lambda x: loop(jax.jit(between(host))(x)), 2, "pure_callback"),
     "in checkpoint": (lambda x: jax.checkpoint(between(host))(x), 2, "pure_callback"),
     "in custom_jvp": (ruled, 2, "pure_callback"),
+    "key in a carry": (with_key, 1, "pure_callback"),
+    "weak types": (weak, 2, "pure_callback"),
+    "large product": (product, 2, "dot_general"),
+    "large convolution": (convolved, 2, "conv_general_dilated"),
+    "among linear algebra": (decomposed, 2, "fft"),
     "in fuse": (lambda x: loop(onelaunch.fuse(between(host))(x)), 2, "pure_callback"),
 }
 
@@ -243,3 +283,83 @@ def test_random_graphs_of_kernels_run(seed: int) -> None:
             assert level[w] < level[at] or (level[w] == level[at] and not (nodes[w].kept and not node.kept))
     groups = [components([m for m in range(30) if level[m] == one], nodes) for one in set(level)]
     assert sorted(m for group in groups for part in group for m in part) == list(range(30))
+
+
+# --- beside jit's other features ---------------------------------------------------------------------------
+
+
+def test_donated_arguments(fuse: Any) -> None:
+    fn = between(host)
+    given = [X + 0.0, X + 0.0]
+    same(fuse(fn, donate_argnums=0)(given[0]), jax.jit(fn, donate_argnums=0)(given[1]))
+
+
+def test_collectives_stay_between_kernels(fuse: Any) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+
+    def fn(x: jax.Array) -> jax.Array:
+        return loop(lax.psum(loop(x), "d") * 0.1)
+
+    def run(fn: Any) -> Any:
+        return jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(X)
+
+    same(run(fuse(fn)), run(fn))
+
+
+def test_grad_of_a_loop_with_an_effect(fuse: Any) -> None:
+    ours, theirs = Log(), Log()
+
+    def fn(log: Log) -> Any:
+        def body(c: jax.Array, i: jax.Array) -> Any:
+            jax.debug.callback(lambda v: log.note(0, v), c)
+            return loop(c), i
+
+        return lambda x: jnp.sum(lax.scan(body, loop(x), jnp.arange(2))[0])
+
+    same(jax.grad(fuse(fn(ours)))(X), jax.grad(jax.jit(fn(theirs)))(X))
+    jax.effects_barrier()
+    assert sorted(map(str, ours.seen)) == sorted(map(str, theirs.seen)) and len(ours.seen) == 2
+
+
+def test_for_a_gpu_each_kernel_is_one_call() -> None:
+    def scanned(x: jax.Array) -> Any:
+        return lax.scan(lambda c, i: (between(fourier)(c), c[0] + i), x, jnp.arange(3.0))
+
+    def branching(x: jax.Array) -> Any:
+        return lax.while_loop(lambda c: c[0] < 9, lambda c: lax.cond(c[1] > 0, between(fourier), loop, c), x)
+
+    for fn, kernels in ((between(fourier), 2), (scanned, 2), (branching, 3), (jax.vmap(scanned), 2)):
+        arg = jnp.stack([X, X]) if fn not in (scanned, branching) else X
+        text = onelaunch.fuse(fn)._jitted.trace(arg).lower(lowering_platforms=("cuda",)).as_text()
+        assert text.count("triton_kernel_call") == kernels, fn
+
+
+def test_without_a_gpu_nothing_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("compiled for nothing")
+
+    monkeypatch.setattr(Program, "split", never)
+    monkeypatch.setattr(Program, "fused", property(never))
+    monkeypatch.setattr("onelaunch.launch.jax.has_gpu", lambda: False)
+    for fn in (in_scan, noisy(Log(), True)):
+        same(onelaunch.fuse(fn)(X), jax.jit(fn)(X))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_on_a_gpu(name: str) -> None:
+    fn, kernels, _ = PROGRAMS[name]
+    fused = onelaunch.fuse(fn)
+    same(fused(*args_of(name)), jax.jit(fn)(*args_of(name)))
+    assert fused.lower(*args_of(name)).launches == kernels
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ordered", [True, False])
+def test_effects_on_a_gpu(ordered: bool) -> None:
+    ours, theirs = Log(), Log()
+    same(onelaunch.fuse(noisy(ours, ordered))(X), jax.jit(noisy(theirs, ordered))(X))
+    jax.effects_barrier()
+    assert sorted(map(str, ours.seen)) == sorted(map(str, theirs.seen))
+    assert not ordered or [tag for tag, _ in ours.seen] == [tag for tag, _ in theirs.seen]

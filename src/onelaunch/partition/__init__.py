@@ -1,7 +1,7 @@
 """A program that is no single kernel → kernels, and what is kept in XLA between them."""
 
 from onelaunch.partition.account import Placed, after, describe, placed
+from onelaunch.partition.parts import LEAST_LAUNCHES, Parts, Step, split
 from onelaunch.partition.run import run
-from onelaunch.partition.split import LEAST_LAUNCHES, Parts, Step, split
 
 __all__ = ["LEAST_LAUNCHES", "Parts", "Placed", "Step", "after", "describe", "placed", "run", "split"]

@@ -10,7 +10,7 @@ from jax.extend import core
 
 from onelaunch import compat
 from onelaunch.ops.launches import LAUNCH_US, TEST_US, TURN_US, UNKNOWN_TURNS, Launches, estimate
-from onelaunch.partition.split import Parts, Step
+from onelaunch.partition.parts import Parts, Step
 
 
 @dataclass(frozen=True)

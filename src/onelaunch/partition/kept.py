@@ -44,7 +44,7 @@ def refusal(eqn: core.JaxprEqn, judge: Judge) -> Refusal | None:
         return Refusal(where, name, EFFECT[0].format(effects), EFFECT[1])
     if any(work(inner) >= HEAVY for inner in equations(eqn)):
         verdict = judge(closed_of(eqn))
-        return verdict if isinstance(verdict, Refusal) else None
+        return dataclasses.replace(verdict, where=where, what=name) if isinstance(verdict, Refusal) else None
     return None
 
 

@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend import core
 
 from onelaunch.ops.control import scan_counts
-from onelaunch.partition.split import Parts, Step
+from onelaunch.partition.parts import Parts, Step
 
 #: Calls what ``judge`` made of a part on its operands.
 Call = Callable[[Any, Sequence[Any]], Sequence[Any]]
