@@ -105,6 +105,17 @@ def test_identity(tmp_path):
         layout.mask[0] = True
 
 
+def test_found_by_key_as_long_as_an_equal_one_lives():
+    first = drawn(2, 3, 5, seed=77)
+    second, key = BlockLayout(first.mask, 16), first.key
+    assert second.kept is first.kept
+    del first
+    assert BlockLayout.find(key) == second
+    del second
+    with pytest.raises(KeyError):
+        BlockLayout.find(key)
+
+
 def test_rules():
     n = 6
     row, column = np.ogrid[:n, :n]

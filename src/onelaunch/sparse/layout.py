@@ -56,9 +56,10 @@ class BlockLayout:
             raise ValueError(f"{self.nnz} blocks; block numbers are int32, so there may be {_MOST}")
         #: A digest of the layout's value.
         self.key = _digest(self.block, self.mask)
-        self._first = _known.setdefault(self.key, self)
+        first = _known.setdefault(self.key, self)
+        self._first = None if first is self else first  # kept alive, and no circle
         #: What the faces keep (tables on a device); equal layouts share it.
-        self.kept: dict[Any, Any] = {} if self._first is self else self._first.kept
+        self.kept: dict[Any, Any] = {} if self._first is None else self._first.kept
 
     @staticmethod
     def find(key: str) -> BlockLayout:
