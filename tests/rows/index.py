@@ -68,6 +68,7 @@ SLICES: list[Row] = [
         normal(3, 12, 12),
         np.int32(3),
         floor=1,
+        ulps=32,
     ),
     row("dynamic_update", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), A, A[:2, :3] * 2, np.int32(1)),
     row("dynamic_update_high", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), A, A[:2, :3] * 2, np.int32(99)),

@@ -17,6 +17,9 @@ INT32 = np.dtype("int32")
 #: dims of the left and of the right operand
 Dims = tuple[Sequence[int], Sequence[int]]
 
+#: Turns to expect of a loop that ends when its data say so: of the user's, and of those in rules (sweeps, rejections).
+UNKNOWN_TURNS, OWN_TURNS = 100, 8
+
 
 class Builder:
     """Collects the nodes of one block; ``where`` is attached to each node made."""
@@ -212,7 +215,17 @@ class Builder:
                 raise TypeError(f"loop carry changes type: {c.type} -> {r.type}")
         outs = tuple(self.value(v.shape, v.dtype, hint) for v, hint in zip(init, hints, strict=True))
         self.add(
-            n.Loop(carry, tuple(init), Block(tuple(made), results), outs, condition, trip, index, where=self.where)
+            n.Loop(
+                carry,
+                tuple(init),
+                Block(tuple(made), results),
+                outs,
+                condition,
+                trip,
+                index,
+                turns=UNKNOWN_TURNS if self.places else OWN_TURNS,
+                where=self.where,
+            )
         )
         return outs
 

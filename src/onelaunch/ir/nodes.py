@@ -265,6 +265,8 @@ class Loop(Base):
     cond: Block | None = None
     trip: int | None = None
     index: Value | None = None
+    #: how often it turns, as far as an estimate needs to know; without meaning where ``trip`` is set
+    turns: int = 100
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,8 +43,8 @@ def set_row(x: jax.Array, i: jax.Array, new: jax.Array) -> jax.Array:
 def cholesky_matrix(a: jax.Array) -> jax.Array:
     """The lower factor; all NaN where a pivot is not positive."""
     n = a.shape[0]
-    factor, pivots = cholesky_small(a) if n <= SMALL else cholesky_loop(a)
-    return jnp.where(jnp.all(pivots > 0), factor, jnp.full_like(a, jnp.nan))
+    factor, positive = cholesky_small(a) if n <= SMALL else cholesky_loop(a)
+    return jnp.where(positive, factor, jnp.full_like(a, jnp.nan))
 
 
 def cholesky_small(a: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -60,25 +60,29 @@ def cholesky_small(a: jax.Array) -> tuple[jax.Array, jax.Array]:
                 pivots.append(rest)
             low[i, j] = jnp.sqrt(rest) if i == j else rest / low[j, j]
     zero = jnp.zeros((), a.dtype)
-    return jnp.stack([jnp.stack([low.get((i, j), zero) for j in range(n)]) for i in range(n)]), jnp.stack(pivots)
+    return jnp.stack([jnp.stack([low.get((i, j), zero) for j in range(n)]) for i in range(n)]), jnp.all(
+        jnp.stack(pivots) > 0
+    )
 
 
 def cholesky_loop(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Row j of the transposed factor is the rest of row j of ``a`` over the root of its pivot."""
+    """Row j of the transposed factor is row j over the root of its pivot; its square is taken from the rows after it.
+
+    Nothing is summed across lanes: rows above j are done, and of a row only what stands right of the diagonal counts.
+    """
     n = a.shape[0]
     lane = lax.iota(jnp.int32, n)
 
     def step(j: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        upper, pivots = state
-        column = lax.dynamic_index_in_dim(upper, j, 1, keepdims=False)
-        rest = row(mirrored, j) - jnp.sum(column[:, None] * upper, axis=0)
-        pivot = row(rest, j)
-        new = jnp.where(lane >= j, rest / jnp.sqrt(pivot), jnp.zeros_like(rest))
-        return set_row(upper, j, new), set_row(pivots, j, pivot)
+        upper, positive = state
+        line = row(upper, j)
+        pivot = row(line, j)
+        new = jnp.where(lane >= j, line / jnp.sqrt(pivot), jnp.zeros_like(line))
+        rest = jnp.where((lane > j)[:, None], upper - new[:, None] * new[None, :], upper)
+        return set_row(rest, j, new), positive & (pivot > 0)
 
-    mirrored = a.T
-    upper, pivots = lax.fori_loop(0, n, step, (jnp.zeros_like(a), jnp.zeros_like(a[0])))
-    return upper.T, pivots
+    upper, positive = lax.fori_loop(0, n, step, (a.T, jnp.bool_(True)))
+    return jnp.tril(upper.T), positive
 
 
 @rule("cholesky")
@@ -119,13 +123,14 @@ def solve_loop(a: jax.Array, b: jax.Array, lower: bool, unit: bool) -> jax.Array
     lane = lax.iota(jnp.int32, n)
 
     def step(at: jax.Array, x: jax.Array) -> jax.Array:
+        """Row i of x is found, and taken from the rows still to come, without a sum across lanes."""
         i = at if lower else n - 1 - at
-        line = row(a, i)
-        known = jnp.where(lane < i if lower else lane > i, line, jnp.zeros_like(line))
-        rest = row(b, i) - jnp.sum(known[:, None] * x, axis=0)
-        return set_row(x, i, rest if unit else rest / row(line, i))
+        found = row(x, i) if unit else row(x, i) / lax.dynamic_slice(a, (i, i), (1, 1))[0]
+        column = lax.dynamic_index_in_dim(a, i, 1, keepdims=False)
+        open_rows = (lane > i if lower else lane < i)[:, None]
+        return set_row(jnp.where(open_rows, x - column[:, None] * found[None, :], x), i, found)
 
-    return lax.fori_loop(0, n, step, jnp.zeros_like(b))
+    return lax.fori_loop(0, n, step, b)
 
 
 def triangular(a: jax.Array, b: jax.Array, *, left: bool, lower: bool, transpose: bool, unit: bool) -> jax.Array:

@@ -201,7 +201,7 @@ class Control:
             loop: For | While = For(Var(INT32, (), "i"), 0, node.trip, 1, params, inits)
         else:
             assert node.cond is not None
-            loop = While(params, inits)
+            loop = While(params, inits, turns=node.turns)
             with w.inside(loop.test):
                 self.block(node.cond)
                 loop.cond = self.any(node.cond.results[0])

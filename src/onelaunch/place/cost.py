@@ -45,12 +45,10 @@ WEIGHTS = {
 #: what Triton moves without instructions
 FREE = frozenset({"const", "broadcast", "index_to", "index_cast", "squeeze", "arange", "program_id"})
 WARP, CLOCK_MHZ, MULTIPROCESSORS = 32, 1750, 132
-#: turns of a loop that ends when its data say so
-UNKNOWN_TURNS = 100
 #: cycles of an instruction that waits for the one before it, and of one that has others to run beside
 DEPENDENT, ISSUED, ISSUERS = 2.8, 1.6, 4
 #: cycles of a step of shuffles, a value across warps, a change of layout (across warps, within one), a barrier
-SHUFFLE, ACROSS_WARPS, RELAYOUT, RELAYOUT_IN_WARP, BARRIER = 30, 180, 150, 80, 90
+SHUFFLE, ACROSS_WARPS, RELAYOUT, RELAYOUT_IN_WARP, BARRIER = 30, 160, 130, 80, 80
 #: cycles that a load takes beyond its elements', and an element of a load or store
 LOAD, ELEMENT = 18, 5
 MULTIPLY, TURN, BRANCH, TEST = 3.0, 9, 40, 12
@@ -148,7 +146,7 @@ class _Walk:
                 return (self.block(stmt.body, stmt.results, outside) + Cost(TURN, 4)).times(turns)
             case While():
                 test = self.block(stmt.test, [], outside) + Cost(TURN + TEST, 6)
-                return (test + self.block(stmt.body, stmt.results, outside)).times(UNKNOWN_TURNS)
+                return (test + self.block(stmt.body, stmt.results, outside)).times(stmt.turns)
             case If():
                 then = self.block(stmt.then, stmt.then_results, outside)
                 other = self.block(stmt.other, stmt.other_results, outside)

@@ -124,6 +124,8 @@ class While:
     cond: Var | None = None
     body: list[Stmt] = field(default_factory=list)
     results: list[Var] = field(default_factory=list)
+    #: turns to expect, for estimates
+    turns: int = 100
     where: Where | None = None
 
 

@@ -5,12 +5,14 @@ x + 0 (of integers)           ->  x
 loop carrying c, body gives c ->  c replaced by its start
 branch on a constant          ->  the branch taken
 loop of one turn              ->  its body
+transpose(a @ b), used once   ->  b^T @ a^T, the operands as they lie
 """
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections import Counter
 
 import numpy as np
 
@@ -22,11 +24,14 @@ from onelaunch.rewrite.rebuild import Renamed, map_blocks, with_operands
 
 def simplify(graph: n.Graph) -> n.Graph:
     """One walk over all blocks."""
-    return map_blocks(graph, lambda block: _Simplify().block(block))
+    uses = Counter(v for node in graph.block.nodes for v in n.uses(node)) + Counter(graph.block.results)
+    return map_blocks(graph, lambda block: _Simplify(uses).block(block))
 
 
 class _Simplify:
-    def __init__(self) -> None:
+    def __init__(self, uses: Counter[Value]) -> None:
+        self.uses = uses
+        self.products: dict[Value, n.Dot] = {}
         self.renamed = Renamed()
         self.constants: dict[Value, np.generic] = {}
 
@@ -43,6 +48,11 @@ class _Simplify:
                 return [node]
             case n.Map():
                 return self._map(node)
+            case n.Dot():
+                self.products[node.out] = node
+                return [node]
+            case n.Move(op=n.Transpose(permutation)) if (dot := self._turned(node.args[0], permutation)) is not None:
+                return [dataclasses.replace(dot, out=node.out, where=node.where)]
             case n.Update() if node.updates.size == 0:
                 self.renamed[node.out] = node.operand
                 return []
@@ -57,6 +67,16 @@ class _Simplify:
                 return []
             case _:
                 return [node]
+
+    def _turned(self, x: Value, permutation: tuple[int, ...]) -> n.Dot | None:
+        """The product with its operands exchanged, if a transpose of ``x``, its only use, is no more than that."""
+        dot = self.products.get(x)
+        if dot is None or dot.batch[0] or self.uses[x] != 1:
+            return None
+        free = dot.lhs.ndim - len(dot.contract[0])
+        if permutation != (*range(free, x.ndim), *range(free)):
+            return None
+        return dataclasses.replace(dot, lhs=dot.rhs, rhs=dot.lhs, contract=dot.contract[::-1])
 
     @staticmethod
     def _still(node: n.Move) -> bool:
