@@ -25,7 +25,7 @@ OPTIONS = {
     "lse_square_scale": (0.0, 0.03),
     "scores": ((1.0, None), (0.4, 3.0)),
     "outputs": (False, True),
-    "chunk": (None, 4, 3, 1),
+    "chunk": (None, 4),
     "grad_in_forward": (None, False),
     "vocab_size": (None, CLASSES - 3),
 }

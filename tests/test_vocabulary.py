@@ -72,6 +72,24 @@ def test_kernel_against_float64(kernel, soft, options):  # noqa: F811
         np.testing.assert_allclose(a, r, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{"lse_square_scale": 0.1, "label_smoothing": 0.1}, {"reduction": "none"}], ids=str)
+def test_linear_by_the_kernel_against_float64(kernel, options):  # noqa: F811
+    """Gradients with the loss (global lse, the parts' own labels), and after it."""
+    h, w, t = seeded(6, 4, scale=1), seeded(20, 4, seed=4, scale=1), labels(6, classes=17)
+
+    def ours(h, w):
+        one = lambda w: nn.linear_cross_entropy(h, w, t, axis_name="v", vocab_size=17, chunk=4, **options)  # noqa: E731
+        return jax.vmap(one, axis_name="v")(w.reshape(4, 5, 4))[0].sum()
+
+    def theirs(h, w, t):
+        return expected(h @ w[:17].T, t, **options).sum()
+
+    found = jax.jit(jax.value_and_grad(ours, (0, 1)))(h, w)
+    want = in_float64(jax.value_and_grad(theirs, (0, 1)), h, w, t)
+    for a, r in zip(jax.tree.leaves(found), jax.tree.leaves(want)):
+        np.testing.assert_allclose(a, r, rtol=2e-5, atol=2e-6)
+
+
 def test_padded_vocabulary_on_one_device():
     """13: a label of the padding is NaN, and what the padding holds does not matter."""
     x = seeded(4, 20).at[:, 17:].set(jnp.inf)

@@ -170,6 +170,8 @@ def checks(full=False):
             found[f"cross_entropy {case} {check_vma}"] = functools.partial(cross_entropy, *case, check_vma)
         for case in itertools.product(SIZES, OPTIONS) if full else [("odd", "plain")]:
             found[f"linear {case} {check_vma}"] = functools.partial(linear, *case, check_vma)
+        if check_vma and not full:
+            found["linear ('padded', 'smooth') True"] = functools.partial(linear, "padded", "smooth", True)
         found[f"linear rows {check_vma}"] = functools.partial(linear, "padded", "plain", check_vma, ("rows", "v"))
         found[f"hostile {check_vma}"] = functools.partial(hostile, check_vma)
         found[f"rows {check_vma}"] = functools.partial(rows_split, check_vma)

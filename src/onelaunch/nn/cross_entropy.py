@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from onelaunch.errors import OptionError
 from onelaunch.kernels import tiles
 from onelaunch.kernels.calls import Loss
 from onelaunch.nn import vocabulary
@@ -68,11 +69,13 @@ def cross_entropy(
         axis_name, vocab_size, return_lse, return_z_loss, return_predicted_tokens, return_token_accuracy,
         return_entropy,
     )  # fmt: skip
+    if grad_in_forward and axis_name is not None:
+        raise OptionError("grad_in_forward needs all classes on one device; leave it out with axis_name")
     axis %= logits.ndim
     job = settle(request, logits.dtype, logits.shape, axis, labels, weight, num_items)
     logits, labels, weight, width = together(logits, job.labels, job.weight, job.width)
     rows = logits.shape[:axis] + logits.shape[axis + 1 :]
-    if job.whole and logits.size:
+    if job.whole and axis_name is None and logits.size:
         factor, zfactor = together(logits, job.factor, job.zfactor)[1:]
         loss, best = _whole(
             job.options, axis, job.ask, logits, labels, weight, width, jnp.broadcast_to(factor, rows), zfactor

@@ -22,7 +22,7 @@ from onelaunch.nn.softmax import wide
 @dataclass(frozen=True)
 class Plan:
     """What is static: options, rows of a chunk, the products' precision, the dtype in which the weight's gradient is
-    summed over chunks, and the dtypes of hidden, weight and bias, which their gradients have."""
+    summed over chunks, the dtypes of hidden, weight and bias, which their gradients have, and the axis of the parts."""
 
     options: Loss
     ask: Ask
@@ -30,6 +30,7 @@ class Plan:
     precision: Any
     accum: Any
     dtypes: tuple[Any, ...]
+    axis_name: Any
 
 
 class Head(NamedTuple):
@@ -60,10 +61,11 @@ def linear_cross_entropy(
     ``weight``.
 
     With reduction mean or sum and no lse, z_loss or entropy as outputs, under differentiation the gradients are made
-    with the loss: three matrix products, by XLA, and one launch a chunk. Otherwise (for f16, with axis_name or with
-    ``grad_in_forward=False``) backward makes the logits again, a fourth product, and keeps the inputs alone. The
-    products of what is not differentiated (``lax.stop_gradient``) are left out. Memory: the gradients, the sum of the
-    weight's in accum_dtype, and the logits of one chunk. Second derivatives are XLA's and hold all logits.
+    with the loss: three matrix products, by XLA, and one launch a chunk (two, and an exchange of a few numbers a token,
+    with axis_name). Otherwise (for f16 or with ``grad_in_forward=False``) backward makes the logits again, a fourth
+    product, and keeps the inputs alone. The products of what is not differentiated (``lax.stop_gradient``) are left
+    out. Memory: the gradients, the sum of the weight's in accum_dtype, and the logits of one chunk. Second derivatives
+    are XLA's and hold all logits.
 
     axis_name: as in ``cross_entropy``; weight, bias and class_weight are split by classes, hidden is whole on each
     device. chunk: tokens at once (default: a rule, ``chunks.length``). accum_dtype: in which the weight's gradient is
@@ -87,12 +89,15 @@ def linear_cross_entropy(
     plan = Plan(
         job.options, job.ask, chunks.size_of(flat.shape[0], limit, chunk is not None), precision,
         jnp.dtype(wide(hidden.dtype) if accum_dtype is None else accum_dtype),
-        (hidden.dtype, weight.dtype, None if bias is None else bias.dtype),
+        (hidden.dtype, weight.dtype, None if bias is None else bias.dtype), axis_name,
     )  # fmt: skip
     head = Head(weight, bias, class_weight, width)
     if job.whole and flat.shape[0] and classes:
         rows = (jnp.broadcast_to(a, lead).reshape(-1) for a in (factor, zfactor))
-        loss, best = _whole(plan, flat, *head[:2], target, *head[2:], *rows)
+        loss, best, peak = _whole(plan, flat, *head[:2], target, *head[2:], *rows)
+        if axis_name is not None:
+            loss = lax.psum(loss, axis_name)
+            best = vocabulary.largest(lax.stop_gradient(peak), best, classes, axis_name)
         return output(job, loss, None, None, best.reshape(lead) if request.argmax else None, None)
     if flat.shape[0] and classes:
         found = _rows(plan, flat, *head[:2], target, *head[2:])
@@ -226,10 +231,32 @@ def _rows_bwd(plan: Plan, saved: Any, cotangents: Any) -> tuple[Any, ...]:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _whole(
     plan: Plan, hidden: Any, weight: Any, bias: Any, target: Any, classes: Any, width: Any, factor: Any, zfactor: Any
-) -> tuple[jax.Array, jax.Array]:
-    """The reduced loss and, where asked for, argmax of rows."""
-    losses, lse, _, best, _, _ = _rows(plan, hidden, weight, bias, target, classes, width)
-    return sum_of(plan.options, losses, lse, target, factor, zfactor), best
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The reduced loss (this part's share of it) and, where asked for, argmax of rows and its score."""
+    losses, lse, mass, best, peak, _ = _rows(plan, hidden, weight, bias, target, classes, width)
+    if plan.axis_name is not None:
+        losses, lse, _ = vocabulary.parts(plan.axis_name, losses, lse, mass)
+        zfactor = jnp.where(vocabulary.first(plan.axis_name), zfactor, 0)
+    return sum_of(plan.options, losses, lse, target, factor, zfactor), best, peak
+
+
+def _gradients(plan: Plan, x: Any, target: Any, head: Head, factor: Any, zfactor: Any) -> tuple[Any, ...]:
+    """Losses with their factors, argmax, its score, and the gradient of a chunk's logits in their memory."""
+    options, name = plan.options, plan.axis_name
+    if name is None:
+        found = losses_of(options, plan.ask, 1, x, target, head.classes, head.width, factor, zfactor, inplace=True)
+        return found[0], found[3], found[4], found[-1]
+    losses, lse, mass, best, peak, _ = losses_of(options, plan.ask, 1, x, target, head.classes, head.width)
+    losses, lse, mass = vocabulary.parts(name, losses, lse, mass)
+    losses, extra = losses * factor, None
+    if options.zscale:
+        valid = True if options.soft else target != options.ignore
+        safe = jnp.where(valid, lse, 0)
+        extra = 2 * options.zscale * zfactor * safe
+        losses += jnp.where(vocabulary.first(name), options.zscale * zfactor * safe**2, 0)
+    cotangents = (factor, extra, None)
+    d = gradient_of(options, 1, x, target, head.classes, head.width, lse, mass, None, cotangents, inplace=True)
+    return losses, best, peak, d
 
 
 def _whole_fwd(
@@ -243,13 +270,12 @@ def _whole_fwd(
 
     def step(rows: Any, sums: Any) -> Any:
         h, t, factor, zfactor = rows
-        x = _scores(plan, h, head)
-        found = losses_of(plan.options, plan.ask, 1, x, t, classes, width, factor, zfactor, inplace=True)
-        dh, sums = _project(plan, needs, several, found[-1], h, head, sums)
-        return (found[0], found[3], dh), sums
+        losses, best, peak, d = _gradients(plan, _scores(plan, h, head), t, head, factor, zfactor)
+        dh, sums = _project(plan, needs, several, d, h, head, sums)
+        return (losses, best, peak, dh), sums
 
-    (losses, best, dh), sums = chunks.walk(step, plan.size, (hidden, target, factor, zfactor))
-    return (losses.sum(), best), (dh, *sums)
+    (losses, best, peak, dh), sums = chunks.walk(step, plan.size, (hidden, target, factor, zfactor))
+    return (losses.sum(), best, peak), (dh, *sums)
 
 
 def _whole_bwd(plan: Plan, saved: Any, cotangents: Any) -> tuple[Any, ...]:

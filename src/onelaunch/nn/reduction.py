@@ -56,8 +56,6 @@ class Request:
             raise OptionError(f"label_smoothing is between 0 and 1, not {self.label_smoothing}")
         if self.grad_in_forward and not self.whole:
             raise OptionError("grad_in_forward needs reduction mean or sum, and neither lse, z_loss nor entropy")
-        if self.grad_in_forward and self.axis_name is not None:
-            raise OptionError("grad_in_forward needs all classes on one device; leave it out with axis_name")
 
     @property
     def whole(self) -> bool:
@@ -125,7 +123,7 @@ def settle(
         None if request.softcap is None else float(request.softcap), soft, part,
     )  # fmt: skip
     ask = Ask(request.argmax, request.return_entropy, request.return_lse or request.return_entropy)
-    whole = request.whole and request.axis_name is None and request.grad_in_forward is not False
+    whole = request.whole and request.grad_in_forward is not False
     whole = whole and bool(request.grad_in_forward or dtype != jnp.float16)
     return Job(request, options, ask, whole, axis, labels, original, weight, width, valid, factor, zfactor)
 

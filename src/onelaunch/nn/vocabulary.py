@@ -67,22 +67,58 @@ def combine(
 
     mass: the weight of lse in a part's losses. Of a row that no part has read the loss is 0.
     """
+    top, shift, total = _sum(axis_name, lse)
+    own = contribution(losses, lse, mass, top, total)
+    losses, whole = jax.lax.psum(own, axis_name), whole_lse(shift, total)
+    if entropy.size == 0:
+        return losses, whole, jnp.zeros_like(losses)
+    bare = lse == -jnp.inf
+    safe = jnp.where(bare, shift, lse)
+    weight = jnp.where(bare, 0, jnp.exp(safe - shift) / jnp.where(total == 0, 1, total))
+    entropy = jax.lax.psum(weight * (entropy + _log(total) + (shift - safe)), axis_name)
+    return losses, whole, jnp.where(jnp.isinf(top), jnp.nan, entropy)
+
+
+def parts(axis_name: Any, losses: jax.Array, lse: jax.Array, mass: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """This part's share of the losses (their sum over the axis is the loss), and lse and mass of all classes.
+
+    Without a softmax (the largest score is infinite) the mass of what has one is NaN.
+    """
+    top, shift, total = _sum(axis_name, lse)
+    weights = jax.lax.psum(mass, axis_name)
+    weights = jnp.where(jnp.isinf(top) & (weights != 0), jnp.nan, weights)
+    return contribution(losses, lse, mass, top, total), whole_lse(shift, total), weights
+
+
+def first(axis_name: Any) -> jax.Array:
+    """Whether this device is the first of the axis."""
+    return jnp.asarray(_index(axis_name) == 0)
+
+
+def _sum(axis_name: Any, lse: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The largest of the parts' lse, that or 0 where it is infinite, and Σ exp(lse - it)."""
     top = jax.lax.pmax(jax.lax.stop_gradient(lse), axis_name)
     shift = jnp.where(jnp.isfinite(top), top, 0)
-    total = jax.lax.psum(jnp.exp(lse - shift), axis_name)
-    log = jnp.log(jnp.where(total == 0, 1, total))
+    return top, shift, jax.lax.psum(jnp.exp(lse - shift), axis_name)
+
+
+def _log(total: jax.Array) -> jax.Array:
+    return jnp.log(jnp.where(total == 0, 1, total))
+
+
+def whole_lse(shift: jax.Array, total: jax.Array) -> jax.Array:
+    """The log-sum-exp of all classes; −inf of a row that no part has read."""
+    return jnp.where(total == 0, -jnp.inf, _log(total) + shift)
+
+
+def contribution(losses: jax.Array, lse: jax.Array, mass: jax.Array, top: jax.Array, total: jax.Array) -> jax.Array:
+    """A part's losses with the lse of all classes in place of its own."""
+    shift = jnp.where(jnp.isfinite(top), top, 0)
     # log + (shift - lse), not whole - lse: exact where scores are large.
     bare, weightless = lse == -jnp.inf, mass == 0
-    away = log + (shift - jnp.where(bare | weightless, shift, lse))
+    away = _log(total) + (shift - jnp.where(bare | weightless, shift, lse))
     # A label whose score is -inf has infinite loss; where the largest score is infinite there is no softmax.
     away = away + jnp.where(bare, jnp.inf, 0)
     away = jnp.where(jnp.isinf(top), jnp.nan, away)
     own = jnp.where(bare & ~weightless, 0, losses)
-    losses = jax.lax.psum(own + jnp.where(weightless, 0, mass * jnp.where(weightless, 0, away)), axis_name)
-    whole = jnp.where(total == 0, -jnp.inf, log + shift)
-    if entropy.size == 0:
-        return losses, whole, jnp.zeros_like(losses)
-    safe = jnp.where(bare, shift, lse)
-    weight = jnp.where(bare, 0, jnp.exp(safe - shift) / jnp.where(total == 0, 1, total))
-    entropy = jax.lax.psum(weight * (entropy + log + (shift - safe)), axis_name)
-    return losses, whole, jnp.where(jnp.isinf(top), jnp.nan, entropy)
+    return own + jnp.where(weightless, 0, mass * jnp.where(weightless, 0, away))
