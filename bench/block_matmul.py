@@ -152,16 +152,32 @@ def _attention(name: str, case: Case, layout: BlockLayout) -> Callable[..., Any]
         ours = importlib.import_module("onelaunch.torch.block_sparse").attention
         return lambda q, k, v: ours(q, k, v, layout)
     flex = importlib.import_module("torch.nn.attention.flex_attention")
-    table = torch.from_numpy(layout.mask.copy()).cuda()
-    block = case.block
+    side = 64 if name == "flex64" else 128
+    mask = block_mask(flex, layout, side)
+    # Its own choice of tiles does not fit blocks of 64.
+    tiles = ("BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2")
+    options = dict.fromkeys(tiles, 64) if side == 64 else None
+    compiled = torch.compile(flex.flex_attention, dynamic=False)
+    return lambda q, k, v: compiled(q, k, v, block_mask=mask, kernel_options=options)
+
+
+def block_mask(flex: Any, layout: BlockLayout, side: int) -> Any:
+    """FlexAttention's form of a layout in blocks of ``side``: those whole are full, others test their elements."""
+    import torch
+
+    table, block = torch.from_numpy(layout.mask.copy()).to(normal(1).device), layout.block
+    parts = side // block
+    blocks = table.unflatten(1, (-1, parts)).unflatten(3, (-1, parts))
+    full = blocks.all(4).all(2)[None]
+    partial = blocks.any(4).any(2)[None] & ~full
+
+    def lists(some: Any) -> tuple[Any, Any]:
+        return some.sum(-1).int(), torch.argsort(some.int(), dim=-1, descending=True, stable=True).int()
 
     def seen(b: Any, h: Any, m: Any, n: Any) -> Any:
         return table[h, m // block, n // block]
 
-    side = 64 if name == "flex64" else 128
-    mask = flex.create_block_mask(seen, None, case.heads, case.size, case.size, BLOCK_SIZE=side, _compile=True)
-    compiled = torch.compile(flex.flex_attention, dynamic=False)
-    return lambda q, k, v: compiled(q, k, v, block_mask=mask)
+    return flex.BlockMask.from_kv_blocks(*lists(partial), *lists(full), BLOCK_SIZE=side, mask_mod=seen)
 
 
 def fits(name: str, group: tuple[str, int, int]) -> bool:
