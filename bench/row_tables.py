@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 Run = dict[str, Any]
@@ -82,3 +84,83 @@ def milliseconds(record: Run | None) -> str:
     if record is None:
         return ""
     return f"{record['median_ms']:.3f}" if "median_ms" in record else "failed"
+
+
+# --- bench/rows.py -------------------------------------------------------------------------------------------
+
+
+def rows(run: Run, kind: str, directions: Sequence[str], cell: Callable[[Sequence[Run | None]], str]) -> str:
+    """One kind of row kernel: a line for each shape; a cell for each contender's records of some directions."""
+    found = {
+        (r["contender"], (r["dtype"], r["columns"], r["rows"]), r["direction"]): r
+        for r in run["results"]
+        if r["kind"] == kind and r["contender"] != "copy"
+    }
+    names = list(dict.fromkeys(name for name, _, _ in found))
+    body = []
+    for shape in sorted({shape for _, shape, _ in found}, key=lambda shape: (shape[0] != "float32", *shape[1:])):
+        dtype, columns, height = shape
+        records = [[found.get((name, shape, d)) for d in directions] for name in names]
+        body.append([f"{height:,} × {columns:,} {dtype.replace('loat', '')}", *map(cell, records)])
+    return f"{where(run)}\n\n{markdown(['rows × columns', *names], body)}"
+
+
+def where(run: Run) -> str:
+    """On what a run was measured, and its copy ceiling."""
+    m = run["machine"]
+    versions = {"PyTorch": m["versions"]["torch"], "Triton": m["versions"]["triton"], **run["peers"]}
+    shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    rate = run.get("copy_bytes_per_s")
+    copy = f" A copy: {rate / 1e9:,.0f} GB/s, read and written." if rate else ""
+    return f"{m['gpu']}, {shown}; {m['date'][:10]}. Medians.{copy}"
+
+
+def fraction(record: Run | None) -> str:
+    """A record's fraction of the copy ceiling."""
+    if record is None:
+        return "–"
+    return f"{record['of_copy']:.2f}" if "of_copy" in record else "fails"
+
+
+def softmax(run: Run) -> str:
+    """Fractions of the copy ceiling: forward / backward / both through autograd."""
+    return rows(run, "softmax", ("forward", "backward", "both"), lambda found: " / ".join(map(fraction, found)))
+
+
+def cross_entropy(run: Run) -> str:
+    """Forward and backward: fraction of the copy ceiling, milliseconds, memory beside the logits."""
+
+    def cell(found: Sequence[Run | None]) -> str:
+        record = found[0]
+        if record is None or "of_copy" not in record:
+            return fraction(record)
+        return f"{record['of_copy']:.2f}, {record['median_ms']:.3f} ms, {record['extra_bytes'] / 1e9:.1f} GB"
+
+    return rows(run, "cross_entropy", ("both",), cell)
+
+
+def plot(run: Run, path: Path) -> None:
+    """Fractions of the copy ceiling: softmax by columns, each direction and dtype, and cross-entropy by shape."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "onelaunch"
+    from matplotlib import pyplot
+
+    records = [r for r in run["results"] if "of_copy" in r]
+    panels = [("softmax", d, t) for t in ("float32", "bfloat16") for d in ("forward", "backward")]
+    panels.append(("cross_entropy", "both", "bfloat16"))
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(18, 3.6), sharey=True, layout="constrained")
+    for axis, (kind, direction, dtype) in zip(axes, panels, strict=True):
+        chosen = [r for r in records if (r["kind"], r["direction"], r["dtype"]) == (kind, direction, dtype)]
+        columns = sorted({r["columns"] for r in chosen})
+        for name in sorted({r["contender"] for r in records}):
+            values = {r["columns"]: r["of_copy"] for r in chosen if r["contender"] == name}
+            shown = [c for c in columns if c in values]
+            axis.plot([columns.index(c) for c in shown], [values[c] for c in shown], marker="o", label=name)
+        axis.set_xticks(range(len(columns)), [f"{c:,}" for c in columns], rotation=60)
+        axis.set_title(f"{kind.replace('_', '-')} {'' if direction == 'both' else direction} {dtype}")
+    axes[0].set_ylabel(f"of a copy's rate, {run['machine']['gpu']}")
+    axes[0].set_ylim(0, 1.1)
+    axes[-1].legend(fontsize="small")
+    figure.savefig(path, metadata={"Date": None})

@@ -281,6 +281,18 @@ def cost_row(estimate: Record, measured: Record) -> list[str]:
     return [f"`{estimate['case']}`", decision, shown[0], ms(ours), shown[1], ms(measured["xla"]), right]
 
 
+def row_kernels(made: Callable[[Record], str]) -> Callable[[], str]:
+    """A table of bench/rows.py's run."""
+
+    def table() -> str:
+        run = newest("rows-[!j]*.json")
+        return (
+            made(run) if run else "*Not measured yet: `python bench/rows.py` on a machine with a GPU fills this table.*"
+        )
+
+    return table
+
+
 #: Tables from result files of their own.
 OWN: dict[str, Callable[[], str]] = {
     "cases": coverage,
@@ -290,6 +302,8 @@ OWN: dict[str, Callable[[], str]] = {
     "scaling": partial(several, gpu_tables.scaling),
     "vocabulary": partial(several, gpu_tables.vocabulary),
     "cost": cost,
+    "softmax_rows": row_kernels(row_tables.softmax),
+    "entropy_rows": row_kernels(row_tables.cross_entropy),
 }
 
 
@@ -347,6 +361,9 @@ def main() -> int:
     run = newest("bench-*.json")
     if run and not options.check:
         plot(run, RESULTS / "times.svg")
+    run = newest("rows-[!j]*.json")
+    if run and not options.check:
+        row_tables.plot(run, RESULTS / "rows.svg")
     return 1 if options.check and stale else 0
 
 
