@@ -16,6 +16,9 @@ from onelaunch.sparse.layout import BlockLayout
 #: A block's elements are tested: nowhere, in some blocks, everywhere.
 NOWHERE, SOME, EVERYWHERE = range(3)
 
+#: Bytes of shared memory from which dk and dv take 128 keys a program.
+_LARGE = 160 * 1024
+
 FORWARD, ROWS, COLUMNS = "block_attention", "block_attention_dq", "block_attention_dkv"
 
 
@@ -82,7 +85,7 @@ def tile_of(kind: str, itemsize: int, block: int, dim: int, room: int = ROOM) ->
         return AttentionTile(rows, 32 if width <= 64 else 16, 8 if width >= 64 else 4, 1)
     if block < 64:
         return AttentionTile(block, 64 if width <= 128 else 32, 4, 2)
-    rows = 128 if kind == COLUMNS and block == 128 and width == 128 else 64
+    rows = 128 if kind == COLUMNS and block == 128 and width == 128 and room >= _LARGE else 64
     held = (1 if kind == FORWARD else 2) * rows * width * itemsize
     stages = 2 if kind == COLUMNS or (kind == ROWS and width > 64) else 3
     depth = 64 if width <= 128 else 32

@@ -90,7 +90,7 @@ def dsd_tile(itemsize: int, block: int, columns: int, room: int = ROOM) -> Produ
     while width > 128 and -(-columns // width) * width > 1.15 * columns:
         width //= 2
     warps = 8 if block * width > 64 * 256 else 4
-    return _fitted(ProductTile(width, 64, warps, 3), block, width, itemsize, room)
+    return _fitted(ProductTile(width, 64, warps, 3), block, 1, itemsize, room)
 
 
 def sdd_tile(layout: BlockLayout, itemsize: int, room: int = ROOM) -> ProductTile:
@@ -102,7 +102,7 @@ def sdd_tile(layout: BlockLayout, itemsize: int, room: int = ROOM) -> ProductTil
         return ProductTile(max(1, 64 // block), 32 if itemsize == 4 else 16, 8 if block == 128 else 4, 2)
     cover = _cover(layout)
     warps = 8 if block * block * cover > 128 * 128 else 4
-    return _fitted(ProductTile(cover, 64, warps, 4 if block == 128 else 3), block, cover * block, itemsize, room)
+    return _fitted(ProductTile(cover, 64, warps, 4 if block == 128 else 3), block, block, itemsize, room)
 
 
 def _cover(layout: BlockLayout) -> int:
@@ -117,10 +117,16 @@ def _cover(layout: BlockLayout) -> int:
     return found
 
 
-def _fitted(tile: ProductTile, rows: int, columns: int, itemsize: int, room: int) -> ProductTile:
-    """With as many stages as shared memory has room for."""
-    stages = max(1, min(tile.stages, room // ((rows + columns) * tile.depth * itemsize)))
-    return ProductTile(tile.width, tile.depth, tile.warps, stages)
+def _fitted(tile: ProductTile, rows: int, unit: int, itemsize: int, room: int) -> ProductTile:
+    """With as many stages as shared memory has room for, and narrower where not even two fit; a width has ``unit``s."""
+
+    def stages(width: int) -> int:
+        return room // ((rows + width * unit) * tile.depth * itemsize)
+
+    width = tile.width
+    while stages(width) < 2 and width * unit > 64 and width > 1:
+        width //= 2
+    return ProductTile(width, tile.depth, tile.warps, max(1, min(tile.stages, stages(width))))
 
 
 def work_of(layout: BlockLayout, transposed: bool, copies: int) -> Work:
