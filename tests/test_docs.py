@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from onelaunch.ops import REFUSED
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # ```python is run; ```py is shown only.
@@ -40,6 +42,17 @@ def test_links_lead_to_files(path):
 def test_tables_are_those_of_the_results():
     done = subprocess.run([sys.executable, "bench/table.py", "--check"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout
+
+
+def test_primitives_are_those_of_the_code():
+    command = [sys.executable, "docs/make_primitives.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_refusal_says_what_it_would_take():
+    notes = (ROOT / "docs" / "notes" / "refused.md").read_text()
+    assert [name for name in REFUSED if f"`{name}`" not in notes] == []
 
 
 def test_tour_is_what_the_stages_give():
