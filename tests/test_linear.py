@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -149,14 +150,26 @@ def test_18_whole_logits_are_never_in_memory(chunk):
     assert used < 2.2 * (chunk or 4096) * classes * 4
 
 
-def test_the_kernel_works_in_place_between_the_products():
-    """Lowered for a GPU: two launches in the text (the first chunk, and the loop's), each in its logits' memory."""
-    shapes = [((8192, 64), jnp.bfloat16), ((32_000, 64), jnp.bfloat16), ((8192,), np.int32)]
+@pytest.mark.parametrize(("classes", "dtype"), [(32_000, "bfloat16"), (128_256, "bfloat16"), (50_257, "float32")])
+def test_the_kernel_works_in_place_between_the_products(classes, dtype):
+    """Lowered for a GPU: two launches in the text (the first chunk, and the loop's), each in its logits' memory.
+
+    Whatever else a launch has among its results (words by which a row's programs exchange what they found).
+    """
+    shapes = [((12_288, 64), dtype), ((classes, 64), dtype), ((12_288,), np.int32)]
     step = jax.jit(jax.value_and_grad(nn.linear_cross_entropy, (0, 1)))
     text = step.trace(*(jax.ShapeDtypeStruct(*s) for s in shapes)).lower(lowering_platforms=("cuda",)).as_text()
     calls = [line for line in text.splitlines() if "custom_call @triton_kernel_call" in line]
-    assert len(calls) == 2 and all("output_operand_alias" in line for line in calls)
-    assert text.count("stablehlo.dot_general") == 6 and "8192x32000" not in text
+    assert len(calls) == 2 and text.count("stablehlo.dot_general") == 6 and f"12288x{classes}" not in text
+    kind = {"bfloat16": "bf16", "float32": "f32"}[dtype]
+    for call in calls:
+        given, made = re.search(r" : \((tensor.*)\) -> (.*)$", call).groups()
+        aliased = [
+            (int(o), int(i)) for o, i in re.findall(r"output_tuple_indices = \[(\d+)\],\s*operand_index = (\d+)", call)
+        ]
+        types = [re.findall(r"tensor<([^>]*)>", t) for t in (made, given)]
+        pairs = [(types[0][o], types[1][i]) for o, i in aliased]
+        assert all(a == b for a, b in pairs) and any(a.endswith(f"x{classes}x{kind}") for a, _ in pairs)
 
 
 def test_36_what_is_frozen_costs_nothing():

@@ -144,7 +144,8 @@ def _kernel(function: Function, avals: Sequence[Any]) -> Kernel:
 def _by_kernel(*args: Any, function: Function) -> list[Any]:
     """Results of size 0 are none of the kernel's."""
     kernel = _kernel(function, args)
-    last = sum(p.role == "out" for p in kernel.params) - 1
+    # The words by which programs exchange maxima come after all results.
+    last = sum(p.role == "out" for p in kernel.params) - 1 - bool(kernel.counter)
     found = iter(launch.call(kernel, *args, aliases={0: last} if getattr(function, "inplace", False) else None))
     return [next(found) if r.size else jnp.zeros(r.shape, r.dtype) for r in _results(function, args)]
 
