@@ -339,12 +339,20 @@ def test_any_leading_axes_and_strides(path):
     assert bs.softmax(x[:0], layout).shape == (0, 2, 3, 16, 16)
 
 
-def test_second_derivatives_are_refused(path):
+@pytest.mark.parametrize("mode", MODES)
+def test_second_derivatives(path, mode):
+    """By PyTorch's operations."""
     layout = layout_of(["#"])
-    x = seeded(1, 16, 16).requires_grad_()
-    (dx,) = torch.autograd.grad(bs.softmax(x, layout).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="first derivatives only"):
-        dx.square().sum().backward()
+    x, rpe = seeded(1, 16, 16).requires_grad_(), seeded(16, 16, seed=3).requires_grad_()
+
+    def second(f):
+        y = f(mode, x, layout, scale=0.5, rpe=rpe, is_causal=True)
+        first = torch.autograd.grad(torch.where(y.isinf(), 0.0, y).pow(3).sum(), [x, rpe], create_graph=True)
+        return torch.autograd.grad(sum(d.pow(3).sum() for d in first), [x, rpe])
+
+    ours = second(lambda mode, *args, **options: getattr(bs, mode)(*args, **options))
+    for a, b in zip(ours, second(expected)):
+        torch.testing.assert_close(a, b)
 
 
 def test_37_wrong_arguments():

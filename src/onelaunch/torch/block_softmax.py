@@ -252,7 +252,12 @@ def _gradients(ctx: Any, g: Tensor) -> list[Tensor | None]:
     kind = ctx.dtype
     if wanted and kind != torch.float64:
         kind = torch.float32
-    if options.mode == LOGSUMEXP:
+    twice = torch.is_grad_enabled()  # this gradient is to have a derivative, which PyTorch's operations have
+    if twice and options.mode == LOGSUMEXP:
+        dz = block_reference.logsumexp_backward(x, dense, y, g, layout, options, factor).to(kind)
+    elif twice:
+        dz = block_reference.backward(y, g, layout, options.mode, factor).to(kind)
+    elif options.mode == LOGSUMEXP:
         dz = block_logsumexp_backward_op(x, *dense, y, g, layout.key, *_plain(options)[1:], factor, kind)
     else:
         dz = block_softmax_backward_op(y, g, layout.key, options.mode, factor, kind)
@@ -264,10 +269,20 @@ def _gradients(ctx: Any, g: Tensor) -> list[Tensor | None]:
             and ctx.needs_input_grad[1 + i]
             and not (False, options.attn_mul, options.pad_mul, False)[i]
         ):
-            found.append(block_sums_op(dz, layout.key, known[0], i == 3).to(known[1]))
+            found.append(_summed(dz, layout, known[0], i == 3, twice).to(known[1]))
         else:
             found.append(None)
     return found
+
+
+def _summed(dz: Tensor, layout: BlockLayout, shape: list[int], by_distance: bool, twice: bool) -> Tensor:
+    """The gradient of a dense array that scores were spread from."""
+    if not twice:
+        summed: Tensor = block_sums_op(dz, layout.key, shape, by_distance)
+        return summed
+    return (
+        block_layouts.summed_by_distance(dz, layout, shape) if by_distance else block_layouts.summed(dz, layout, shape)
+    )
 
 
 class _InPlace(torch.autograd.Function):
