@@ -165,7 +165,8 @@ def _cross_entropy_split(
         "WIDE": rows.wide,
         **_parts(tile),
     }
-    words = 2 * rows.count * tile.parts if tile.parts > 1 else 0
+    kinds = 2 if options.smooth or gradient.best else 1
+    words = kinds * rows.count * tile.parts if tile.parts > 1 else 0
     grid = (rows.count * tile.parts,)
     name = "cross_entropy_split"
     return Call(name, name, numbers, grid, tile.warps, registers=tile.registers, words=words)

@@ -72,7 +72,7 @@ def cross_entropy_split(
     ALL: tl.constexpr, PART: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr, PLACES: tl.constexpr,
     PTX: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Arrays as for ``cross_entropy_forward``, but no entropy; logits of 16 or 32 bits; words: i64[2, rows, PARTS]."""
+    """Arrays as for ``cross_entropy_forward``, but no entropy; logits of 16 or 32 bits; words: i64[n, rows, PARTS]."""
     row = (tl.program_id(0) // PARTS).to(tl.int64)
     part = tl.program_id(0) % PARTS
     start = part * COLS

@@ -90,8 +90,8 @@ def split_entropy(rows: int, columns: int, unit: bool, size: int, more: bool, ma
     ``more``: there are options that take more registers.
     """
     if _forced:
-        tile = _forced[-1]
-        return tile if tile.packed and tile.parts * tile.columns >= columns else None
+        wanted = _forced[-1]
+        return wanted if wanted.packed and wanted.parts * wanted.columns >= columns else None
     tile = None if columns <= SINGLE else _measured("cross_entropy", rows, columns, unit, size, machine)
     if tile is None or not more:
         return tile
