@@ -81,8 +81,8 @@ def make_training(
 
 
 def make_training_small() -> tuple[Any, tuple[Any, ...]]:
-    """The gradient through four steps of a batch of 3 with 2 inputs and 5 hidden units."""
-    return make_training(4, 3, 2, 5)
+    """The gradient through three steps of a batch of 2 with 2 inputs and 3 hidden units."""
+    return make_training(3, 2, 2, 3)
 
 
 def main() -> None:

@@ -80,14 +80,14 @@ def make(steps: int = 200, hidden: int = 16) -> tuple[Any, tuple[Any, ...]]:
 
 
 def make_small() -> tuple[Any, tuple[Any, ...]]:
-    """Six steps, 5 hidden units."""
-    return make(6, 5)
+    """Three steps, 4 hidden units."""
+    return make(3, 4)
 
 
 def main() -> None:
     """Take the gradient through onelaunch and print its distance from JAX's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="six steps, 5 hidden units")
+    parser.add_argument("--small", action="store_true", help="three steps, 4 hidden units")
     options = parser.parse_args()
     fn, args = make_small() if options.small else make()
     fused = onelaunch.fuse(fn)
