@@ -271,13 +271,13 @@ def cost() -> str:
 def cost_row(estimate: Record, measured: Record) -> list[str]:
     """One program: whether it is a kernel, the numbers behind that, and whether measurement agrees."""
     kernels, whole = estimate["kernels"], estimate["whole"]
-    decision = "one kernel" if whole else f"{kernels} kernels + XLA" if kernels else "XLA"
+    decision = "one kernel" if whole else f"{kernels} kernel(s) + XLA" if kernels else "XLA"
     as_run = (measured.get("launches"), not measured.get("refusals")) == (kernels, whole)
     ours = measured.get("ours" if kernels else "kernel") if as_run else None
     time, xla = (ours or {}).get("median_ms"), measured["xla"]["median_ms"]
     right = "–" if time is None else "yes" if (time * 0.95 <= xla if kernels else xla <= time / 0.95) else "**no**"
     guess = estimate["ours_ms"] if kernels else estimate["kernel_ms"]
-    shown = [f"{x:.2g}" if x is not None else "–" for x in (guess, estimate["xla_ms"])]
+    shown = ["–" if x is None else f"{x:,.0f}" if x >= 100 else f"{x:.2g}" for x in (guess, estimate["xla_ms"])]
     return [f"`{estimate['case']}`", decision, shown[0], ms(ours), shown[1], ms(measured["xla"]), right]
 
 

@@ -19,6 +19,7 @@ import onelaunch
 from onelaunch import build, single
 from onelaunch.errors import BuildError, Refusal
 from onelaunch.launch import jax as launch
+from test_checks import check
 
 X = jnp.arange(4.0) * 0.25
 
@@ -248,3 +249,15 @@ def test_limits_of_known_targets() -> None:
 
 def test_memory_is_that_of_the_device() -> None:
     assert launch.memory_bytes() > 10**9
+
+
+def test_a_check_in_the_test_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
+
+    def fn(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda c: check(c, c[0] > 99, jnp.int32(1)).sum() < 40, lambda c: steps(c) + 2 * c, x + 1)
+
+    fused = onelaunch.fuse(fn)
+    refusal = fused.lower(X).refusals[0]
+    assert (refusal.stage, refusal.what) == ("trace", "while") and "test has a check" in refusal.why
+    np.testing.assert_allclose(fused(X), jax.jit(fn)(X), rtol=1e-5)

@@ -322,6 +322,17 @@ def test_grad_of_a_loop_with_an_effect(fuse: Any) -> None:
     assert sorted(map(str, ours.seen)) == sorted(map(str, theirs.seen)) and len(ours.seen) == 2
 
 
+def test_a_loop_of_the_users_whose_body_and_test_are_kernels(fuse: Any) -> None:
+    """XLA takes the operands of a kernel that is all of a body for loop invariants."""
+
+    def run(jit: Any) -> Any:
+        test = jit(lambda s: loop(s[1]).sum() > s[0])
+        body = jit(lambda s: (s[0] + 3, loop(s[1] * 0.5)))
+        return jax.jit(lambda x: lax.while_loop(test, body, (jnp.float32(0), x)))(X)
+
+    same(run(fuse), run(jax.jit))
+
+
 def test_for_a_gpu_each_kernel_is_one_call() -> None:
     def scanned(x: jax.Array) -> Any:
         return lax.scan(lambda c, i: (between(fourier)(c), c[0] + i), x, jnp.arange(3.0))

@@ -79,7 +79,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of everything that can be one, however little it gains."""
     monkeypatch.setenv("ONELAUNCH_INTERPRET", "1")
     monkeypatch.setattr(parts, "LEAST_LAUNCHES", 0)
-    monkeypatch.setattr(single, "SLOWER", 1e9)
+    monkeypatch.setattr(single, "SLOWER_PART", 1e9)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -23,7 +23,7 @@ from onelaunch.launch import jax as launch
 from onelaunch.ops.checks import raise_failed
 from onelaunch.ops.words import from_words, to_words
 from onelaunch.partition import Parts
-from onelaunch.single import SMALL_US, Fused, fuse_jaxpr, place_of
+from onelaunch.single import Fused, fuse_jaxpr, place_of
 
 
 def _warn(refusal: Refusal) -> None:
@@ -64,7 +64,7 @@ class Program:
     @functools.cached_property
     def fused(self) -> Fused:
         """The program as one kernel, or why it is none."""
-        return fuse_jaxpr(self.closed, self.name, self.strict, 0 if self.part else SMALL_US)
+        return fuse_jaxpr(self.closed, self.name, self.strict, self.part)
 
     @functools.cached_property
     def parts(self) -> Parts | None:

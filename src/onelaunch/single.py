@@ -22,6 +22,8 @@ from onelaunch.schedule.plan import Plan
 
 #: A kernel is refused if its estimated time is more than so many times XLA's.
 SLOWER = 0.95
+#: The same of a part of a program: it ends XLA's own fusions beside it, and it runs once a turn.
+SLOWER_PART = 0.7
 #: Below so many microseconds a kernel is never refused: nothing much can be lost.
 SMALL_US = 30
 #: Elements of an array from which 32-bit offsets do not reach.
@@ -48,14 +50,14 @@ class Fused:
     args: tuple[int, ...] = ()
 
 
-def fuse_jaxpr(closed: core.ClosedJaxpr, name: str, strict: bool = False, least_us: float = SMALL_US) -> Fused:
+def fuse_jaxpr(closed: core.ClosedJaxpr, name: str, strict: bool = False, part: bool = False) -> Fused:
     """Kernel and plan of a closed jaxpr; a refusal where it can't be one kernel, or (unless ``strict``) would lose.
 
-    ``least_us``: below so many microseconds it is never said to lose. Raises nothing: an error of onelaunch's own is a
+    ``part``: of a larger program, which must gain more. Raises nothing: an error of onelaunch's own is a
     refusal as well, of stage "internal".
     """
     try:
-        return _fuse(closed, name, strict, least_us)
+        return _fuse(closed, name, strict, part)
     except FusionError as error:
         refusal = error.refusal
     except Exception as error:
@@ -64,7 +66,7 @@ def fuse_jaxpr(closed: core.ClosedJaxpr, name: str, strict: bool = False, least_
     return Fused(None, None, (), (refusal,), _estimate(closed))
 
 
-def _fuse(closed: core.ClosedJaxpr, name: str, strict: bool, least_us: float) -> Fused:
+def _fuse(closed: core.ClosedJaxpr, name: str, strict: bool, part: bool) -> Fused:
     args = trace.readable(closed)
     traced, checks = trace.to_checked_graph(closed, name, args)
     graph = rewrite(traced)
@@ -72,7 +74,8 @@ def _fuse(closed: core.ClosedJaxpr, name: str, strict: bool, least_us: float) ->
     _check_size(kernel, name)
     time, before = estimate_us(graph, plan), _estimate(closed)
     consts = tuple(c for _, c in graph.consts)
-    if not strict and time > max(least_us, SLOWER * before.us):
+    most = SLOWER_PART * before.us if part else max(SMALL_US, SLOWER * before.us)
+    if not strict and time > most:
         why = dataclasses.replace(_loses(name, time, before), where=_place(graph) or place_of(closed))
         return Fused(None, None, consts, (why,), before, time)
     return Fused(kernel, plan, consts, (), before, time, checks, args)

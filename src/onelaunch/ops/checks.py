@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
+from onelaunch.errors import FusionError, Refusal
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
 from onelaunch.ops.words import is_key
@@ -26,6 +27,7 @@ from onelaunch.ops.words import is_key
 INT32 = np.dtype("int32")
 BOOL = np.dtype(bool)
 JAXPRS = (core.Jaxpr, core.ClosedJaxpr)
+TEST_FIX = "It stays in XLA with kernels around it; check in the loop's body, or after the loop."
 #: What a callback that raised never returns: comparing with it keeps the callback from being dropped.
 NEVER = 0.12345678
 
@@ -72,7 +74,7 @@ class CheckingBuilder(Builder):
             self.state = state = self._nothing()
             result = cond(*values[:-2])
             if self.state is not state:
-                raise ValueError("a check in the condition of a loop")
+                raise FusionError(Refusal(self.where, "while", "its test has a check that raises", TEST_FIX))
             return self.map("and", result, self._none(values[-2]))
 
         outs = super().loop([*init, *start], threaded, cond=going if cond is not None else None, **how)
