@@ -160,7 +160,7 @@ def test_dtypes(path, dtype):
     )
 
 
-@pytest.mark.parametrize("block", [32, 128])
+@pytest.mark.parametrize("block", [32, pytest.param(128, marks=pytest.mark.slow)])
 def test_other_blocks(kernel, block):
     layout = layout_of(["#.", "##"], block)
     compare("softmax", seeded(layout.nnz, block, block, dtype=torch.float32), layout, 1e-5, is_causal=True)
