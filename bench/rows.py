@@ -36,6 +36,8 @@ ENTROPY = [(8192, 32000), (8192, 128256), (4096, 151936), (4096, 256000)]
 #: Bytes of a softmax case's array.
 SIZE = 2**30
 IGNORED = 7  # one row in so many
+#: Of the device's sleep before a run, about two milliseconds.
+CYCLES = 4_000_000
 #: Passes over an array of logits: read or written, at least.
 PASSES = {
     ("softmax", "forward"): 2,
@@ -117,7 +119,10 @@ def contender(name: str, kind: str) -> Callable[..., Any]:
 
 
 def measure(setup: Callable[[], Any], run: Callable[[Any], Any], flush: Any, seconds: float = 0.1) -> dict[str, float]:
-    """Milliseconds by device events, set up and the cache emptied before each run; at least 10 runs."""
+    """Milliseconds by device events, set up and the cache emptied before each run; at least 10 runs.
+
+    The device sleeps until a run is queued, as it would have other work in a training loop.
+    """
     import torch
 
     for _ in range(2):
@@ -128,6 +133,7 @@ def measure(setup: Callable[[], Any], run: Callable[[Any], Any], flush: Any, sec
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         x = setup()
         flush.zero_()
+        torch.cuda._sleep(CYCLES)
         start.record()
         run(x)
         stop.record()

@@ -14,6 +14,9 @@ SOFTMAX, LOG_SOFTMAX, LOGSUMEXP = range(3)
 #: Elements that one program of ``rescale`` looks at.
 RESCALE_BLOCK = 8192
 
+#: Programs of ``rescale``: some more than a GPU holds at once.
+RESCALE_PROGRAMS = 1536
+
 #: Of CUDA's grid in its second dimension.
 _GRID_LIMIT = 65535
 
@@ -192,8 +195,10 @@ def cross_entropy_backward(
 
 def rescale(size: int) -> Call:
     """Arrays grad, up, result."""
-    numbers = {"size": size, "BLOCK": RESCALE_BLOCK}
-    return Call("cross_entropy", "cross_entropy_rescale", numbers, (-(-size // RESCALE_BLOCK),), 8)
+    # Few programs, since where the number is 1 they have nothing to do but start.
+    programs = min(-(-size // RESCALE_BLOCK), RESCALE_PROGRAMS)
+    numbers = {"size": size, "programs": programs, "BLOCK": RESCALE_BLOCK}
+    return Call("cross_entropy", "cross_entropy_rescale", numbers, (programs,), 8)
 
 
 def _unit(rows: Rows) -> bool:

@@ -380,10 +380,12 @@ def cross_entropy_backward(
 
 
 @triton.jit
-def cross_entropy_rescale(grad, up, result, size, BLOCK: tl.constexpr):
+def cross_entropy_rescale(grad, up, result, size, programs, BLOCK: tl.constexpr):
     """result = grad * up for one number ``up``, in the memory of grad; nothing is read or written where it is 1."""
     by = tl.load(up)
     if by != 1.0:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        value = widen(tl.load(grad + at, at < size, other=0.0))
-        tl.store(result + at, (value * by).to(result.dtype.element_ty), at < size)
+        for _ in range(tl.program_id(0), tl.cdiv(size, BLOCK), programs):
+            value = widen(tl.load(grad + at, at < size, other=0.0))
+            tl.store(result + at, (value * by).to(result.dtype.element_ty), at < size)
+            at += programs * BLOCK
