@@ -34,13 +34,21 @@ def explain(name: str, program: Program, machine: Target | None) -> Explanation:
 def _before(program: Program) -> Before:
     """The program under XLA: counted where there is a GPU to compile it for, estimated elsewhere."""
     estimated = program.fused.before
-    if launch.has_gpu():
-        avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in program.closed.in_avals]
-        text = jax.jit(core.jaxpr_as_fun(program.closed)).lower(*avals).compile().as_text()
-        found = [Turns(turn.count, trips, "a loop of the module") for turn, trips in hlo.loops(text or "")]
-        return Before(hlo.count_launches(text or "").count, estimated.us, True, tuple(found))
+    text = _module(program) if launch.has_gpu() else None
+    if text is not None:
+        found = [Turns(turn.count, trips, "a loop of the module") for turn, trips in hlo.loops(text)]
+        return Before(hlo.count_launches(text).count, estimated.us, True, tuple(found))
     loops = [Turns(turn.count, eqn.params.get("length"), describe(eqn)) for eqn, turn in turns(program.closed.jaxpr)]
     return Before(estimated.count, estimated.us, False, tuple(loops))
+
+
+def _module(program: Program) -> str | None:
+    """XLA's compiled module of a program, as text; None where it can't be compiled outside of its caller."""
+    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in program.closed.in_avals]
+    try:
+        return jax.jit(core.jaxpr_as_fun(program.closed)).lower(*avals).compile().as_text()
+    except Exception:  # collectives over an axis of the caller's, symbolic shapes
+        return None
 
 
 def _facts(one: Placed, machine: Target | None) -> KernelFacts:

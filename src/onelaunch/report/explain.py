@@ -43,7 +43,7 @@ class Before:
 
     def rows(self) -> Iterator[Row]:
         about = "" if self.counted else "about "
-        how = "counted in its compiled module" if self.counted else "estimated: no GPU here to compile for"
+        how = "counted in its compiled module" if self.counted else "estimated: not compiled for a GPU here"
         if math.isfinite(self.launches):
             yield 1, "under XLA", f"{about}{self.launches:,.0f} launches ({how}), estimated {time(self.us)}"
         else:
