@@ -160,6 +160,8 @@ def _programs(grid: tuple[int, ...], order: str, seed: int) -> Iterator[tuple[in
 def _patched(kernel: Kernel, buffers: Sequence[_Buffer]) -> Iterator[None]:
     """``triton.language`` calls the interpreter, and loads and stores check their addresses first."""
     scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    # Triton 3.6 makes a number of an array of one element, which numpy 2.5 refuses.
+    scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.reshape(())))
     builder, watch = interpreter.interpreter_builder, _Watch(kernel, buffers)
     builder.create_masked_load = watch.checked(builder.create_masked_load, mask=1)
     builder.create_masked_store = watch.checked(builder.create_masked_store, mask=2)
