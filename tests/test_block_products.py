@@ -95,6 +95,14 @@ def test_a_long_line_in_pieces_batched(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(found.swapaxes(0, 1), product(a, b).mT, atol=1e-10)
 
 
+@pytest.mark.parametrize("mode", ["sdd", "dsd", "dds"])
+def test_no_block_and_no_item(mode: str) -> None:
+    layout = BlockLayout(np.zeros((1, 2, 3), bool), 16)
+    check(layout, mode, (False, False, False), lead=(2,))
+    a, b, product = operands(NARROW, mode, (False, False, False), (0,), 6)
+    assert block_sparse.matmul(a, b, NARROW, mode).shape == product(a, b).shape
+
+
 def dense(q: Any, k: Any, v: Any, layout: BlockLayout, scale: Any = None, softcap: Any = None, bias: Any = None,
           keep: Any = None, is_causal: bool = False) -> tuple[Any, Any]:  # fmt: skip
     """The definition; bias is added, keep leaves out."""

@@ -61,7 +61,9 @@ def attention(
     q, k, v = (jnp.asarray(a) for a in (q, k, v))
     check_arrays("attention", q=q, k=k, v=v)
     lead = check_shapes(q, k, v, layout)
-    q4, k4, v4 = (jnp.broadcast_to(a, (*lead, *a.shape[-3:])).reshape(-1, *a.shape[-3:]) for a in (q, k, v))
+    q4, k4, v4 = (
+        jnp.broadcast_to(a, (*lead, *a.shape[-3:])).reshape(math.prod(lead), *a.shape[-3:]) for a in (q, k, v)
+    )
     full = (*lead, *q.shape[-3:-1], k.shape[-2])
     pad, mask, rpe, rel = (
         None if a is None else jnp.asarray(a) for a in (key_padding_mask, attn_mask, rpe, rel_logits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -82,7 +83,10 @@ def _sparse_result(
         want = f"[..., {', '.join(map(str, planes))}, {rows}, K] and [..., K, {columns}]"
         raise ValueError(f"operands of shapes {list(x_shape)} and {list(y_shape)}; this layout takes {want}")
     lead = jnp.broadcast_shapes(x.shape[:-n], y.shape[:-n])
-    x, y = (jnp.broadcast_to(a, (*lead, *a.shape[-n:])).reshape(-1, layout.planes, *a.shape[-2:]) for a in (x, y))
+    x, y = (
+        jnp.broadcast_to(a, (*lead, *a.shape[-n:])).reshape(math.prod(lead), layout.planes, *a.shape[-2:])
+        for a in (x, y)
+    )
     shape = (*lead, layout.nnz, layout.block, layout.block)
     if 0 in shape or 0 in x.shape:
         return jnp.zeros(shape, x.dtype)
@@ -103,8 +107,8 @@ def _dense_result(
         want = f"[..., {', '.join(map(str, planes))}, {inner}, N]"
         raise ValueError(f"{name} (as multiplied) has shape {list(shape)}; this layout takes {want}")
     lead = jnp.broadcast_shapes(values.shape[:-3], d.shape[:-n])
-    values = jnp.broadcast_to(values, (*lead, *values.shape[-3:])).reshape(-1, *values.shape[-3:])
-    d = jnp.broadcast_to(d, (*lead, *d.shape[-n:])).reshape(-1, layout.planes, *d.shape[-2:])
+    values = jnp.broadcast_to(values, (*lead, *values.shape[-3:])).reshape(math.prod(lead), *values.shape[-3:])
+    d = jnp.broadcast_to(d, (*lead, *d.shape[-n:])).reshape(math.prod(lead), layout.planes, *d.shape[-2:])
     result = (*(() if flat else (*lead, *planes)), *_turned((rows, shape[-1]), flip))
     if 0 in result or layout.nnz == 0:
         return jnp.zeros(result, d.dtype)
