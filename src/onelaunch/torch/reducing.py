@@ -107,7 +107,10 @@ def factors(
         factor = torch.full((), 1.0 / rows if rows else _empty(how.empty_mean), dtype=kind, device=device)
         return factor, factor
     valid = target != options.ignore
-    number = _inverse(valid.sum().to(kind), how.empty_mean)
+    if how.empty_mean == "zero":  # as are the losses of ignored rows: any factor will do, and this one is quick
+        number = valid.sum().clamp(min=1).to(kind).reciprocal()
+    else:
+        number = _inverse(valid.sum().to(kind), how.empty_mean)
     if weight is None:
         return number, number
     column = target.long() - split.first
