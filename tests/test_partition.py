@@ -294,15 +294,20 @@ def test_donated_arguments(fuse: Any) -> None:
     same(fuse(fn, donate_argnums=0)(given[0]), jax.jit(fn, donate_argnums=0)(given[1]))
 
 
-def test_collectives_stay_between_kernels(fuse: Any) -> None:
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_collectives_stay_between_kernels(check_vma: bool, fuse: Any) -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
     spec = jax.sharding.PartitionSpec("d")
 
     def fn(x: jax.Array) -> jax.Array:
-        return loop(lax.psum(loop(x), "d") * 0.1)
+        def body(c: jax.Array, i: jax.Array) -> Any:
+            return loop(lax.psum(loop(c), "d") * 0.1 + x), i
+
+        return lax.scan(body, loop(x), jnp.arange(2))[0]
 
     def run(fn: Any) -> Any:
-        return jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(X)
+        mapped = jax.shard_map(fn, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
+        return jax.jit(mapped)(X), jax.grad(lambda x: jnp.sum(mapped(x)))(X)
 
     same(run(fuse(fn)), run(fn))
 
