@@ -22,7 +22,8 @@ SMALL = 2048
 #: Elements that four warps hold as f32.
 UNPACKED = 4096
 
-#: Programs of one row that wait for each other: few enough that any GPU holds them all at once.
+#: Programs of one row that wait for each other, at most; and no more than the GPU has processors, so that it holds them
+#: all at once.
 PARTS = 32
 
 #: What bench/tune_rows.py measured.
@@ -52,10 +53,12 @@ class Tile:
 class Machine:
     """Where a kernel runs: ``arch`` is an NVIDIA GPU's compute capability, 90 for 9.0.
 
-    None stands for anything else, the interpreter too: no PTX, and programs do not wait for each other.
+    None stands for anything else, the interpreter too: no PTX, and programs do not wait for each other. ``processors``:
+    streaming multiprocessors.
     """
 
     arch: int | None = None
+    processors: int = PARTS
 
 
 ANYWHERE = Machine()
@@ -81,7 +84,7 @@ def softmax(rows: int, columns: int, unit: bool, size: int, kind: str, masked: b
     if not (tile.packed and masked) or _forced:
         return tile
     parts = -(-columns // UNPACKED)
-    return Tile(1, UNPACKED, 4, None, parts) if parts <= PARTS else choose(rows, columns, unit)
+    return Tile(1, UNPACKED, 4, None, parts) if parts <= most(machine) else choose(rows, columns, unit)
 
 
 def split_entropy(rows: int, columns: int, unit: bool, size: int, more: bool, machine: Machine) -> Tile | None:
@@ -95,8 +98,14 @@ def split_entropy(rows: int, columns: int, unit: bool, size: int, more: bool, ma
     tile = None if columns <= SINGLE else _measured("cross_entropy", rows, columns, unit, size, machine)
     if tile is None or not more:
         return tile
-    piece = UNPACKED * 2 if columns <= UNPACKED * 2 * PARTS else SINGLE
-    return Tile(1, piece, piece // 2048, 128, -(-columns // piece), True)
+    piece = UNPACKED * 2 if columns <= UNPACKED * 2 * most(machine) else SINGLE
+    parts = -(-columns // piece)
+    return Tile(1, piece, piece // 2048, 128, parts, True) if parts <= most(machine) else None
+
+
+def most(machine: Machine) -> int:
+    """Programs that may share a row."""
+    return min(PARTS, machine.processors)
 
 
 def _measured(kernel: str, rows: int, columns: int, unit: bool, size: int, machine: Machine) -> Tile | None:
@@ -109,6 +118,8 @@ def _measured(kernel: str, rows: int, columns: int, unit: bool, size: int, machi
         if columns <= entry["upto"]:
             elements = entry["elements"]
             parts = max(1, -(-columns // elements))
+            if parts > most(machine):
+                return None
             height = min(power(rows), max(1, elements // width))
             # What the compiler makes of another target was not seen: no bound that could make it spill.
             registers = entry["registers"] if known == machine.arch else None

@@ -19,7 +19,7 @@ from jax.interpreters import ad, batching, mlir
 from onelaunch import build, compat
 from onelaunch.emit.kernel import Kernel, Param
 from onelaunch.errors import BuildError
-from onelaunch.kernels import text
+from onelaunch.kernels import text, tiles
 from onelaunch.kernels.calls import Call
 from onelaunch.kernels.tiles import Machine
 from onelaunch.launch import jax as launch
@@ -127,10 +127,21 @@ def machine() -> Machine:
     return _machine.get() or Machine()
 
 
+def _gpu() -> Machine:
+    """The machine of ``launch.device_target()``; where JAX does not say how many processors it has, a small one."""
+    target = launch.device_target()
+    if target.backend != "cuda":
+        return Machine()
+    try:
+        device: Any = jax.local_devices(backend="gpu")[0]
+    except RuntimeError:
+        return Machine(int(target.arch))
+    return Machine(int(target.arch), int(getattr(device, "core_count", None) or tiles.PARTS))
+
+
 @contextmanager
 def _on_gpu() -> Iterator[None]:
-    target = launch.device_target()
-    token = _machine.set(Machine(int(target.arch)) if target.backend == "cuda" else Machine())
+    token = _machine.set(_gpu())
     try:
         yield
     finally:

@@ -34,7 +34,7 @@ def machine_of(tensor: torch.Tensor) -> Machine:
 @functools.cache
 def _machine(device: torch.device) -> Machine:
     major, minor = torch.cuda.get_device_capability(device)
-    return Machine(10 * major + minor)
+    return Machine(10 * major + minor, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def transformed() -> bool:
