@@ -55,6 +55,12 @@ def main() -> None:
     slope = jax.grad(lambda w: jnp.mean(ensemble(w, XS)))(W)
     close(jax.grad(mean)(W, XS), slope, "gradient of shared weights through shard_map")
 
+    closed = sharded(lambda w, xs: lax.pmean(onelaunch.fuse(lambda x: ensemble(w, x))(xs).mean(), "members"), WHOLE)
+    close(jax.grad(closed)(W, XS), slope, "gradient of weights that are closed over")
+    both = onelaunch.fuse(lambda w, xs: (w * 2, ensemble(w, xs)), fallback="error")
+    one, other = sharded(both, (WHOLE, SPLIT))(W, XS)
+    close((one, other), (W * 2, want), "a result that is the same on every device stays so")
+
     def local(w: jax.Array, xs: jax.Array) -> Any:
         w = lax.pcast(w, "members", to="varying")
         return lax.pmean(onelaunch.fuse(jax.grad(lambda w, xs: jnp.mean(ensemble(w, xs))))(w, xs), "members")
