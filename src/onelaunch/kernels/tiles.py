@@ -22,8 +22,8 @@ SMALL = 2048
 #: Elements that four warps hold as f32.
 UNPACKED = 4096
 
-#: Programs of one row that wait for each other, at most; and no more than the GPU has processors, so that it holds them
-#: all at once.
+#: Programs of one row that wait for each other, at most. No more than half as many as the GPU has processors, so that
+#: it holds them all at once, beside another such kernel's.
 PARTS = 32
 
 #: What bench/tune_rows.py measured.
@@ -58,7 +58,7 @@ class Machine:
     """
 
     arch: int | None = None
-    processors: int = PARTS
+    processors: int = 2 * PARTS
 
 
 ANYWHERE = Machine()
@@ -105,7 +105,7 @@ def split_entropy(rows: int, columns: int, unit: bool, size: int, more: bool, ma
 
 def most(machine: Machine) -> int:
     """Programs that may share a row."""
-    return min(PARTS, machine.processors)
+    return min(PARTS, machine.processors // 2)
 
 
 def _measured(kernel: str, rows: int, columns: int, unit: bool, size: int, machine: Machine) -> Tile | None:

@@ -128,7 +128,7 @@ def machine() -> Machine:
 
 
 def _gpu() -> Machine:
-    """The machine of ``launch.device_target()``; where JAX does not say how many processors it has, a small one."""
+    """The machine of ``launch.device_target()``, with its number of processors where JAX knows it."""
     target = launch.device_target()
     if target.backend != "cuda":
         return Machine()
@@ -136,7 +136,7 @@ def _gpu() -> Machine:
         device: Any = jax.local_devices(backend="gpu")[0]
     except RuntimeError:
         return Machine(int(target.arch))
-    return Machine(int(target.arch), int(getattr(device, "core_count", None) or tiles.PARTS))
+    return Machine(int(target.arch), int(getattr(device, "core_count", None) or 2 * tiles.PARTS))
 
 
 @contextmanager
