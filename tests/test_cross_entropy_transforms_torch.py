@@ -111,9 +111,9 @@ def test_operators_keep_pytorchs_rules():
     x, t, one = seeded(3, 9).requires_grad_(), torch.arange(3), torch.ones(())
     options = (-100, 0.1, 0.0, 1.0, None, False)
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(loss_op, (x, 1, t, None, one, one, 1, True, *options), test_utils=tests)
+    torch.library.opcheck(loss_op.library, (x, 1, t, None, one, one, 1, True, 0, *options), test_utils=tests)
     rest = (-100, 0.1, 1.0, None, False, "", 0, 0)
-    torch.library.opcheck(rows_op, (x, 1, t, None, True, False, True, *rest), test_utils=tests)
+    torch.library.opcheck(rows_op.library, (x, 1, t, None, True, False, True, *rest), test_utils=tests)
 
 
 def train(loss, steps=50):

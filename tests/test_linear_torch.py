@@ -411,9 +411,9 @@ def test_operators_keep_pytorchs_rules():
     mid = (torch.float32, torch.float32, 3)
     tail = (1.0, None, False, "", 0, 0)
     torch.library.opcheck(
-        linear_loss_op, (x, w, b, t, None, one, one, True, True, True, *mid, True, -100, 0.1, 0.2, *tail),
+        linear_loss_op.library, (x, w, b, t, None, one, one, True, True, True, *mid, True, -100, 0.1, 0.2, *tail),
         test_utils=tests,
     )  # fmt: skip
     torch.library.opcheck(
-        linear_rows_op, (x, w, b, t, None, True, False, True, *mid, -100, 0.1, *tail), test_utils=tests
+        linear_rows_op.library, (x, w, b, t, None, True, False, True, *mid, -100, 0.1, *tail), test_utils=tests
     )

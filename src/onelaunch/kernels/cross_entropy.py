@@ -226,7 +226,7 @@ def cross_entropy_forward(
     classes = cols
     if width is not None:
         classes = tl.minimum(tl.load(width), cols)
-    each = unit(cols, SMOOTH, PART, DOUBLE)
+    each = unit(classes, SMOOTH, PART, DOUBLE)
     if SOFT:
         label, valid, share = row.to(tl.int32), live, tl.full(row.shape, 1.0, kind)
     else:
@@ -319,7 +319,11 @@ def again(
     """Read a block for the last time and store its gradient."""
     inside = within(live, start, cols, COLS, EVEN)
     use = within(live, start, classes, COLS, EVEN) & read[:, None]
-    z = logit(x, xa[:, None] + place(start, xc, COLS, WIDE)[None, :], use, SCALE, CAP, "evict_first")
+    # Read with the padding: the bound of the columns divides into wide accesses where that of the classes may not.
+    some = inside & read[:, None]
+    z = logit(x, xa[:, None] + place(start, xc, COLS, WIDE)[None, :], some, SCALE, CAP, "evict_first")
+    if not EVEN:
+        z = tl.where(use, z, float("-inf"))
     gradient(
         z, target, weight, each, ta, tc, grad, ga, gc, label, share, push, scale, top, over, bend, entropy,
         start, use, inside, classes, SMOOTH, SCALE, CAP, SOFT, COLS, WIDE, DOUBLE,
@@ -350,7 +354,7 @@ def cross_entropy_backward(
     classes = cols
     if width is not None:
         classes = tl.minimum(tl.load(width), cols)
-    each = unit(cols, SMOOTH, PART, DOUBLE)
+    each = unit(classes, SMOOTH, PART, DOUBLE)
     if SOFT:
         label, valid, share = row.to(tl.int32), live, tl.full(row.shape, 1.0, kind)
     else:

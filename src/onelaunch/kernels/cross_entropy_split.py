@@ -82,14 +82,16 @@ def cross_entropy_split(
     if width is not None:
         classes = tl.minimum(tl.load(width), cols)
         use = start + tl.arange(0, COLS) < classes
-    each = unit(cols, SMOOTH, PART, False)
+    each = unit(classes, SMOOTH, PART, False)
     label, valid, share = own(target, weight, row, row < rows, classes, IGNORE, SMOOTH, False, PART)
     to = grad + start_of(row, n1, n2, gs0, gs1, gs2)
     out = to + place(start, gc, COLS, WIDE)
     mine = part == label // COLS
     if valid | ALL:
         at = x + start_of(row, n1, n2, xs0, xs1, xs2)
-        held = tl.load(at + place(start, xc, COLS, WIDE), use, other=float("-inf"))
+        held = tl.load(at + place(start, xc, COLS, WIDE), inside, other=float("-inf"))
+        if width is not None:  # read with the padding, whose bound divides into wide accesses
+            held = tl.where(use, held, tl.full((COLS,), float("-inf"), held.dtype))
         # Read before a store to it: the gradient may lie in the memory of the logits, this one's in this program's.
         picked = score(tl.load(at + label.to(tl.int64) * xc, mine, other=0.0), mine, SCALE, CAP, False)
         top = score(tl.max(score(held, use, SCALE, None, PTX), 0), True, 1.0, CAP, False)

@@ -74,7 +74,8 @@ def cross_entropy(
         and input.requires_grad
         and _at_once(input, how, wanted, split, grad_in_forward, inplace)
     ):
-        output = _whole(input, axis, target, weight, factor, zfactor, options, wanted.best, inplace)
+        width = split.padded(input.shape[axis])
+        output = _whole(input, axis, target, weight, factor, zfactor, options, wanted.best, inplace, width)
         return finish(output, target, axis, options, shape, wanted)
     else:
         losses, lse, entropy, _, best = rows_op(
@@ -87,7 +88,7 @@ def cross_entropy(
 
 def _at_once(x: Tensor, how: Reduction, wanted: Returned, split: Split, asked: bool | None, inplace: bool) -> bool:
     """Whether one launch gives loss and gradient; OptionError where it was asked for and can't."""
-    able = how.kind != "none" and not wanted.rows and not split.part
+    able = how.kind != "none" and not wanted.rows and not split.group
     if asked is None and not inplace:
         return able and x.dtype != torch.float16
     if (asked or inplace) and not able:
@@ -130,16 +131,16 @@ def _check(x: Tensor, target: Tensor, weight: Tensor | None, axis: int, soft: bo
 
 def _whole(
     x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor, zfactor: Tensor, options: Loss,
-    argmax: bool, inplace: bool,
+    argmax: bool, inplace: bool, width: int,
 ) -> CrossEntropyOutput:  # fmt: skip
     if inplace and not torch.compiler.is_compiling():
         loss = torch.empty((), dtype=factor.dtype, device=x.device)
         best = torch.empty(x.numel() // x.shape[axis] if argmax else 0, dtype=torch.int64, device=x.device)
-        grad = _InPlace.apply(x, axis, target, weight, factor, zfactor, options, best if argmax else None, loss)
+        grad = _InPlace.apply(x, axis, target, weight, factor, zfactor, options, best if argmax else None, loss, width)
         loss = _Attach.apply(grad, loss)
     else:
         loss, _, best = loss_op(
-            x, axis, target, weight, factor, zfactor, 1, argmax,
+            x, axis, target, weight, factor, zfactor, 1, argmax, width,
             options.ignore, options.smooth, options.zscale, options.scale, options.cap, options.soft,
         )  # fmt: skip
         loss = loss.reshape(())
@@ -168,7 +169,7 @@ class _InPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor,
-                zfactor: Tensor, options: Loss, best: Tensor | None, loss: Tensor) -> Tensor:  # fmt: skip
+                zfactor: Tensor, options: Loss, best: Tensor | None, loss: Tensor, width: int) -> Tensor:  # fmt: skip
         found = evaluate(
             x, axis, target, weight, factor, zfactor, options, Wanted(best is not None, best is not None), x
         )
@@ -180,7 +181,7 @@ class _InPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return (g, *(None,) * 8)
+        return (g, *(None,) * 9)
 
 
 class _Attach(torch.autograd.Function):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onelaunch.kernels.calls import Loss
 from onelaunch.torch import reference
+from onelaunch.torch.operator import operator
 from onelaunch.torch.reference import Upstream
 from onelaunch.torch.rows import (
     Wanted,
@@ -31,19 +32,20 @@ from onelaunch.torch.split import Split, find, pull_back
 # Arguments ignore, smooth, zscale, scale, cap, soft are those of kernels.calls.Loss; group, part, first: of Split.
 
 
-@torch.library.custom_op("onelaunch::cross_entropy", mutates_args=())
+@operator("onelaunch::cross_entropy")
 def loss_op(
     x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor, zfactor: Tensor, examples: int,
-    want_best: bool, ignore: int, smooth: float, zscale: float, scale: float, cap: float | None, soft: bool,
+    want_best: bool, width: int, ignore: int, smooth: float, zscale: float, scale: float, cap: float | None, soft: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Losses summed for each example, the gradients, the largest logits' places.
 
     The rows are those of so many examples one after another; factor, zfactor: one number, or one for each example.
+    width: how many columns are classes, or 0: all.
     """
     grad = torch.empty_like(x)
     options = Loss(ignore, smooth, zscale, scale, cap, soft)
     factor, zfactor = (_each_row(t, examples, count(x, axis)) for t in (factor, zfactor))
-    found = evaluate(x, axis, target, weight, factor, zfactor, options, Wanted(want_best, want_best), grad)
+    found = evaluate(x, axis, target, weight, factor, zfactor, options, Wanted(want_best, want_best), grad, width)
     return found.loss.reshape(examples, -1).sum(1), grad, found.best
 
 
@@ -52,7 +54,7 @@ def _each_row(t: Tensor, examples: int, rows: int) -> Tensor:
     return t if t.numel() == 1 else t.reshape(examples, 1).expand(examples, rows // examples).reshape(-1)
 
 
-@torch.library.custom_op("onelaunch::cross_entropy_rows", mutates_args=())
+@operator("onelaunch::cross_entropy_rows")
 def rows_op(
     x: Tensor, axis: int, target: Tensor, weight: Tensor | None, every: bool, want_best: bool, want_entropy: bool,
     ignore: int, smooth: float, scale: float, cap: float | None, soft: bool, group: str, part: int, first: int,
@@ -63,7 +65,7 @@ def rows_op(
     return found.loss, found.lse, found.entropy, found.mass, found.best
 
 
-@torch.library.custom_op("onelaunch::cross_entropy_rows_backward", mutates_args=())
+@operator("onelaunch::cross_entropy_rows_backward")
 def rows_backward_op(
     x: Tensor, axis: int, target: Tensor, weight: Tensor | None, lse: Tensor, entropies: Tensor, mass: Tensor,
     up: Tensor, up_lse: Tensor | None, up_entropy: Tensor | None,

@@ -17,6 +17,7 @@ from torch.nn import functional
 from onelaunch.kernels.calls import Loss
 from onelaunch.torch import reference
 from onelaunch.torch.cross_entropy_ops import one_by_one
+from onelaunch.torch.operator import operator
 from onelaunch.torch.products import accumulate, chunks, length, product
 from onelaunch.torch.reference import Upstream
 from onelaunch.torch.rows import Found, Wanted, empty, evaluate, may_overwrite, problem, rescaled
@@ -80,7 +81,7 @@ class Gradients:
         return found[0], found[1], found[2]
 
 
-@torch.library.custom_op("onelaunch::linear_cross_entropy", mutates_args=())
+@operator("onelaunch::linear_cross_entropy")
 def linear_loss_op(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, factor: Tensor,
     zfactor: Tensor, need_hidden: bool, need_weight: bool, need_bias: bool, kind: torch.dtype, accum: torch.dtype,
@@ -111,8 +112,8 @@ def _in_place(
     split: Split,
 ) -> Found:  # fmt: skip
     """Losses of a chunk; its logits become their gradient."""
-    if not split.part:
-        return evaluate(z, 1, target, weight, factor, zfactor, options, wanted, z)
+    if not split.group:
+        return evaluate(z, 1, target, weight, factor, zfactor, options, wanted, z, split.padded(z.shape[1]))
     found = find(z, 1, target, weight, replace(options, zscale=0.0), wanted, split)
     found = found._replace(loss=found.loss * factor)
     up = Upstream(factor)
@@ -140,7 +141,7 @@ def _buffer(parts: list[slice], head: Head) -> Tensor:
     return torch.empty(rows, head.weight.shape[0], dtype=head.weight.dtype, device=head.weight.device)
 
 
-@torch.library.custom_op("onelaunch::linear_cross_entropy_rows", mutates_args=())
+@operator("onelaunch::linear_cross_entropy_rows")
 def linear_rows_op(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, every: bool,
     want_best: bool, want_entropy: bool, kind: torch.dtype, accum: torch.dtype, chunk: int | None,
@@ -161,7 +162,7 @@ def linear_rows_op(
     return found.loss, found.lse, found.entropy, found.mass, found.best
 
 
-@torch.library.custom_op("onelaunch::linear_cross_entropy_rows_backward", mutates_args=())
+@operator("onelaunch::linear_cross_entropy_rows_backward")
 def linear_rows_backward_op(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, lse: Tensor,
     entropies: Tensor, mass: Tensor, up: Tensor, up_lse: Tensor | None, up_entropy: Tensor | None,

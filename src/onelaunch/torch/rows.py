@@ -65,14 +65,17 @@ def problem(x: Tensor, axis: int, target: Tensor, weight: Tensor | None, options
 
 def evaluate(
     x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor | None, zfactor: Tensor | None,
-    options: Loss, wanted: Wanted, grad: Tensor | None,
+    options: Loss, wanted: Wanted, grad: Tensor | None, width: int = 0,
 ) -> Found:  # fmt: skip
     """Find what is wanted of all rows; fill ``grad`` (which may be ``x``) where given.
 
-    factor, zfactor: one number, or one for each row.
+    factor, zfactor: one number, or one for each row. width: how many columns are classes, if not all; the rest is
+    padding, whose gradient is 0.
     """
     if by_kernel(x):
-        return _launch(x, axis, target, weight, factor, zfactor, options, wanted, grad)
+        return _launch(x, axis, target, weight, factor, zfactor, options, wanted, grad, width)
+    if width:
+        x, target, weight, grad = narrowed(x, axis, target, weight, options, grad, width)
     rows = problem(x, axis, target, weight, options)
     loss, lse, mass = rows.losses()
     scale = torch.ones_like(loss) if factor is None else factor.expand_as(loss)
@@ -95,7 +98,7 @@ def evaluate(
 
 def _launch(
     x: Tensor, axis: int, target: Tensor, weight: Tensor | None, factor: Tensor | None, zfactor: Tensor | None,
-    options: Loss, wanted: Wanted, grad: Tensor | None,
+    options: Loss, wanted: Wanted, grad: Tensor | None, width: int,
 ) -> Found:  # fmt: skip
     kind = reference.wide(x.dtype)
     found = empty(x, count(x, axis), wanted)
@@ -104,15 +107,31 @@ def _launch(
     gradient = None
     if grad is not None:
         gradient = calls.Gradient(x.element_size(), weight is not None, wanted.best, wanted.entropy, machine_of(x))
-    call = calls.cross_entropy(rows, options, kind == torch.float64, wanted.every, stride, gradient=gradient)
-    total = weight.sum(dtype=kind) if weight is not None and options.smooth else None
+    call = calls.cross_entropy(rows, options, kind == torch.float64, wanted.every, stride, width > 0, gradient)
+    total = weight[: width or None].sum(dtype=kind) if weight is not None and options.smooth else None
     labels = t_ if options.soft else target.contiguous()
-    given = {"x": x_, "target": labels, "weight": _dense(weight), "total_weight": total, "width": None}
+    given = {"x": x_, "target": labels, "weight": _dense(weight), "total_weight": total, "width": _number(width, x)}
     given |= {"factor": _dense(factor), "zfactor": _dense(zfactor) if options.zscale else None}
     made: dict[str, Tensor | None] = {"loss": found.loss, "lse": found.lse, "mass": found.mass, "grad": grad}
     made |= {"best": found.best, "peak": found.peak} if wanted.best else {"best": None, "peak": None}
     launch(call, given, made | {"entropy": found.entropy if wanted.entropy else None})
     return found
+
+
+def _number(width: int, x: Tensor) -> Tensor | None:
+    return torch.full((1,), width, dtype=torch.int32, device=x.device) if width else None
+
+
+def narrowed(
+    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, options: Loss, grad: Tensor | None, width: int
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Logits, probabilities, class weights and room for the gradient without the padding, where that gets 0."""
+    columns = x.shape[axis]
+    if grad is not None:
+        grad.narrow(axis, width, columns - width).zero_()
+        grad = grad.narrow(axis, 0, width)
+    target = target.narrow(axis, 0, width) if options.soft else target
+    return x.narrow(axis, 0, width), target, None if weight is None else weight[:width], grad
 
 
 def _dense(t: Tensor | None) -> Tensor | None:
@@ -121,21 +140,29 @@ def _dense(t: Tensor | None) -> Tensor | None:
 
 def backward(
     x: Tensor, axis: int, target: Tensor, weight: Tensor | None, lse: Tensor, mass: Tensor, up: Upstream,
-    options: Loss, dx: Tensor,
+    options: Loss, dx: Tensor, width: int = 0,
 ) -> Tensor:  # fmt: skip
-    """Fill ``dx``, which may be ``x``; lse and mass are those of all classes where ``x`` has a part of them."""
+    """Fill ``dx``, which may be ``x``; lse and mass are those of all classes where ``x`` has a part of them.
+
+    width: as for ``evaluate``.
+    """
     kind = reference.wide(x.dtype)
     bend = None if up.entropy is None or up.entropies is None else up.entropy.expand_as(lse).to(kind).contiguous()
     if not by_kernel(x):
-        up = up._replace(entropy=bend)
-        return dx.copy_(by_axis(problem(x, axis, target, weight, options).pulled(lse, mass, up), x, axis))
+        to: Tensor | None = dx
+        if width:
+            x, target, weight, to = narrowed(x, axis, target, weight, options, dx, width)
+        assert to is not None
+        d = problem(x, axis, target, weight, options).pulled(lse, mass, up._replace(entropy=bend))
+        to.copy_(by_axis(d, x, axis))
+        return dx
     rows, (x_, t_, _) = rows_of(axis, x.shape, (x, target if options.soft else None, dx))
     loss, us = _spread(up.loss)
     extra, es = (None, 0) if up.lse is None else _spread(up.lse)
-    call = calls.cross_entropy_backward(rows, options, kind == torch.float64, us, es)
+    call = calls.cross_entropy_backward(rows, options, kind == torch.float64, us, es, width > 0)
     labels = t_ if options.soft else target.contiguous()
     given = {"x": x_, "target": labels, "weight": _dense(weight), "lse": lse.contiguous(), "mass": mass.contiguous()}
-    given |= {"up": loss, "extra": extra, "width": None, "bend": bend}
+    given |= {"up": loss, "extra": extra, "width": _number(width, x), "bend": bend}
     launch(call, given | {"entropy": None if bend is None else _dense(up.entropies)}, {"grad": dx})
     return dx
 

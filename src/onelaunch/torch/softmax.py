@@ -14,6 +14,7 @@ from onelaunch.kernels import calls
 from onelaunch.kernels.calls import LOG_SOFTMAX, LOGSUMEXP, SOFTMAX, Scores
 from onelaunch.torch import reference
 from onelaunch.torch.launching import by_kernel, launch, machine_of, rows_of, transformed
+from onelaunch.torch.operator import operator
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -125,7 +126,7 @@ def _ranked(t: Tensor | None, x: Tensor) -> Tensor | None:
 # --- the operators -----------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("onelaunch::softmax", mutates_args=())
+@operator("onelaunch::softmax")
 def softmax_op(
     x: Tensor, mask: Tensor | None, keep: Tensor | None, axis: int, mode: int, scale: float, cap: float | None,
     offset: int | None, dtype: torch.dtype,
@@ -142,7 +143,7 @@ def softmax_op(
     return y
 
 
-@torch.library.custom_op("onelaunch::softmax_backward", mutates_args=())
+@operator("onelaunch::softmax_backward")
 def softmax_backward_op(
     y: Tensor, g: Tensor, x: Tensor | None, mask: Tensor | None, keep: Tensor | None, axis: int, mode: int,
     scale: float, cap: float | None, offset: int | None, dtype: torch.dtype,

@@ -16,6 +16,7 @@ from torch import distributed as dist
 
 from onelaunch.errors import OptionError
 from onelaunch.kernels.calls import Loss
+from onelaunch.torch.operator import operator
 from onelaunch.torch.reference import Upstream
 from onelaunch.torch.rows import Found, Wanted, backward, count, empty, evaluate
 
@@ -52,6 +53,11 @@ class Split:
         """How many of the columns here are classes."""
         return min(max(self.part - self.first, 0), columns) if self.part else columns
 
+    def padded(self, columns: int) -> int:
+        """The same where there is padding, else 0 (also where all is padding)."""
+        width = self.width(columns)
+        return width if width < columns else 0
+
 
 def _group(name: str) -> dist.ProcessGroup:
     resolve: Any = getattr(dist.distributed_c10d, "_resolve_process_group")  # noqa: B009
@@ -59,7 +65,7 @@ def _group(name: str) -> dist.ProcessGroup:
     return found
 
 
-@torch.library.custom_op("onelaunch::sum_over_group", mutates_args=())
+@operator("onelaunch::sum_over_group")
 def sum_over(t: Tensor, group: str) -> Tensor:
     """The sum of every process's tensor; no derivative."""
     total = t.clone()
@@ -82,28 +88,24 @@ def local(target: Tensor, options: Loss, width: int, first: int, part: int) -> t
     return torch.where(mine, column, torch.where(valid, ELSEWHERE, IGNORE)), (valid & ~inside).reshape(-1)
 
 
-def _here(
-    x: Tensor, axis: int, target: Tensor, weight: Tensor | None, options: Loss, split: Split
-) -> tuple[int, Tensor, Tensor | None, Loss, Tensor | None]:
-    """Width, target and weight of the classes here, options, rows with bad labels."""
-    width = split.width(x.shape[axis])
-    weight = None if weight is None else weight[:width]
+def _here(x: Tensor, axis: int, target: Tensor, options: Loss, split: Split) -> tuple[Tensor, Loss, Tensor | None]:
+    """Target and options for the classes of this process; which rows' labels are no class at all."""
     options = replace(options, part=split.part)
     if options.soft:
-        return width, target.narrow(axis, 0, width), weight, options, None
-    labels, bad = local(target, options, width, split.first, split.part)
-    return width, labels, weight, replace(options, ignore=IGNORE), bad
+        return target, options, None
+    labels, bad = local(target, options, split.width(x.shape[axis]), split.first, split.part)
+    return labels, replace(options, ignore=IGNORE), bad
 
 
 def find(
     x: Tensor, axis: int, target: Tensor, weight: Tensor | None, options: Loss, wanted: Wanted, split: Split
 ) -> Found:
     """What ``evaluate`` finds, over the classes of all processes."""
-    if not split.part:
-        return evaluate(x, axis, target, weight, None, None, options, wanted, None)
-    width, labels, weight, options, bad = _here(x, axis, target, weight, options, split)
-    if width and x.numel():
-        found = evaluate(x.narrow(axis, 0, width), axis, labels, weight, None, None, options, wanted, None)
+    padded, bad = split.padded(x.shape[axis]), None
+    if split.group:
+        target, options, bad = _here(x, axis, target, options, split)
+    if split.width(x.shape[axis]) and x.numel():
+        found = evaluate(x, axis, target, weight, None, None, options, wanted, None, padded)
     else:
         found = _nothing(x, axis, wanted)
     if split.group and x.numel():
@@ -169,13 +171,8 @@ def pull_back(
     options: Loss, dx: Tensor, split: Split,
 ) -> Tensor:  # fmt: skip
     """``backward`` for the columns here, without a collective; the gradient of padding is 0."""
-    if not split.part:
-        return backward(x, axis, target, weight, lse, mass, up, options, dx)
-    width, labels, weight, options, _ = _here(x, axis, target, weight, options, split)
-    columns = x.shape[axis]
-    if width:
-        z, d = x.narrow(axis, 0, width), dx.narrow(axis, 0, width)
-        backward(z, axis, labels, weight, lse, mass, up, options, d)
-    if width < columns:
-        dx.narrow(axis, width, columns - width).zero_()
-    return dx
+    if split.group:
+        target, options, _ = _here(x, axis, target, options, split)
+    if not split.width(x.shape[axis]):
+        return dx.zero_()
+    return backward(x, axis, target, weight, lse, mass, up, options, dx, split.padded(x.shape[axis]))
