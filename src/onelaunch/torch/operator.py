@@ -35,7 +35,14 @@ class Operator:
     def register_autograd(self, backward: Callable[..., Any], setup_context: Callable[..., Any]) -> None:
         """As torch.library's."""
         self.library.register_autograd(backward, setup_context=setup_context)
-        body = {"forward": self.function, "setup_context": setup_context, "backward": backward}
+
+        def forward(ctx: Any, *args: Any) -> Any:
+            # Not by a setup_context of its own, for which PyTorch would inspect the signature at every call.
+            output = self.function(*args)
+            setup_context(ctx, args, output)
+            return output
+
+        body = {"forward": forward, "backward": backward}
         name = self.function.__name__.removesuffix("_op")
         self._direct = type(name, (torch.autograd.Function,), {k: staticmethod(f) for k, f in body.items()})
 
