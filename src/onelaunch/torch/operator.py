@@ -26,7 +26,7 @@ class Operator:
     """
 
     def __init__(self, name: str, function: Callable[..., Any]):
-        self.function = function
+        self.function, self.name = function, name.partition("::")[2]
         self.library = torch.library.custom_op(name, function, mutates_args=())
         self.register_fake = self.library.register_fake
         self.register_vmap = self.library.register_vmap
@@ -43,8 +43,7 @@ class Operator:
             return output
 
         body = {"forward": forward, "backward": backward}
-        name = self.function.__name__.removesuffix("_op")
-        self._direct = type(name, (torch.autograd.Function,), {k: staticmethod(f) for k, f in body.items()})
+        self._direct = type(self.name, (torch.autograd.Function,), {k: staticmethod(f) for k, f in body.items()})
 
     def __call__(self, *args: Any) -> Any:
         if torch.compiler.is_compiling() or any(stack() for stack in _stacks):
