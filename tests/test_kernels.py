@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import triton
 
 import walk
 from cases import CASES
@@ -29,6 +30,8 @@ WIDTH = 120
 LONG_SORTS = {"sort_long", "sort_long_ties", "top_k_long"}
 #: Rows that take more than ten seconds, alone or under vmap: only the tests marked slow walk them.
 HEAVY = {"eigh_f64", "eigh_batch", "eigh_8", "eigh_5", "eigenvalues", "determinant"}
+#: Rows on whose kernels LLVM itself ends the process, in Triton 3.9 (docs/notes/triton.md); 3.6 compiles them.
+CRASHES = {"scan_jvp"} if triton.__version__.startswith("3.9.") else set[str]()
 #: Draws by rejection, whose batched kernels take long in the interpreter.
 LONG_DRAWS = {"gamma", "gamma_batch", "gamma_scalar", "loggamma", "beta", "ball", "poisson", "dirichlet", "categorical"}
 #: vmap has no rule for what they call.
@@ -117,7 +120,7 @@ def test_vmap_finds_the_batch_axis() -> None:
 
 
 def sample(every: int, first: int) -> list[Row]:
-    return [case for case in CASES[first::every] if case.name not in HEAVY]
+    return [case for case in CASES[first::every] if case.name not in HEAVY | CRASHES]
 
 
 SAMPLE = [(case, TARGETS[0]) for case in sample(45, 6)]
@@ -136,7 +139,7 @@ def test_compiles(case: Row, target: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case, number", named(CASES))
+@pytest.mark.parametrize("case, number", named([case for case in CASES if case.name not in CRASHES]))
 def test_all_compile(case: Row, number: int) -> None:
     compiles(case, TARGETS[0])
     compiles(case, TARGETS[1 + number % 3])
