@@ -79,22 +79,24 @@ def _(t: Tensor, group: str) -> Tensor:
     return torch.empty_like(t)
 
 
-def local(target: Tensor, options: Loss, width: int, first: int, part: int) -> tuple[Tensor, Tensor]:
-    """Labels as columns here (IGNORE and ELSEWHERE for others); which rows' labels are no class at all."""
-    valid = target != options.ignore
-    inside = valid & (target >= 0) & (target < part)
+def local(target: Tensor, options: Loss, width: int, first: int) -> Tensor:
+    """Labels as columns here; IGNORE and ELSEWHERE for others."""
     column = target.long() - first
-    mine = inside & (column >= 0) & (column < width)
-    return torch.where(mine, column, torch.where(valid, ELSEWHERE, IGNORE)), (valid & ~inside).reshape(-1)
+    mine = (column >= 0) & (column < width)
+    return torch.where(target == options.ignore, IGNORE, torch.where(mine, column, ELSEWHERE))
 
 
-def _here(x: Tensor, axis: int, target: Tensor, options: Loss, split: Split) -> tuple[Tensor, Loss, Tensor | None]:
-    """Target and options for the classes of this process; which rows' labels are no class at all."""
-    options = replace(options, part=split.part)
+def strange(target: Tensor, options: Loss, part: int) -> Tensor:
+    """Which rows' labels count and are no class at all."""
+    return ((target != options.ignore) & ((target < 0) | (target >= part))).reshape(-1)
+
+
+def _here(x: Tensor, axis: int, target: Tensor, options: Loss, split: Split) -> tuple[Tensor, Loss]:
+    """Target and options for the classes of this process."""
     if options.soft:
-        return target, options, None
-    labels, bad = local(target, options, split.width(x.shape[axis]), split.first, split.part)
-    return labels, replace(options, ignore=IGNORE), bad
+        return target, replace(options, part=split.part)
+    labels = local(target, options, split.width(x.shape[axis]), split.first)
+    return labels, replace(options, part=split.part, ignore=IGNORE)
 
 
 def find(
@@ -103,7 +105,8 @@ def find(
     """What ``evaluate`` finds, over the classes of all processes."""
     padded, bad = split.padded(x.shape[axis]), None
     if split.group:
-        target, options, bad = _here(x, axis, target, options, split)
+        bad = None if options.soft else strange(target, options, split.part)
+        target, options = _here(x, axis, target, options, split)
     if split.width(x.shape[axis]) and x.numel():
         found = evaluate(x, axis, target, weight, None, None, options, wanted, None, padded)
     else:
@@ -172,7 +175,7 @@ def pull_back(
 ) -> Tensor:  # fmt: skip
     """``backward`` for the columns here, without a collective; the gradient of padding is 0."""
     if split.group:
-        target, options, _ = _here(x, axis, target, options, split)
+        target, options = _here(x, axis, target, options, split)
     if not split.width(x.shape[axis]):
         return dx.zero_()
     return backward(x, axis, target, weight, lse, mass, up, options, dx, split.padded(x.shape[axis]))
