@@ -46,6 +46,8 @@ def main() -> None:
         "not_run": [n for n in options.gpus if n > there],
         "sections": {},
     }
+    kind = "small" if options.small else str(machine["gpu"]).lower().replace(" ", "-")
+    path = options.out or RESULTS / f"gpus-{kind}.json"
     for name in options.only:
         args = ["--section", name, "--widths", *map(str, widths), *(["--small"] if options.small else [])]
         outcome = run_worker(SECTIONS[name], args, options.limit, rehearsal(there) if options.small else None)
@@ -53,11 +55,8 @@ def main() -> None:
         for row in outcome.records:
             print(name, row, flush=True)
         print(f"{name}: {outcome.status}", flush=True)
-    kind = "small" if options.small else str(machine["gpu"]).lower().replace(" ", "-")
-    path = options.out or RESULTS / f"gpus-{kind}.json"
-    if not options.small or options.out:
-        write_json(path, record)
-        print(f"written to {path}")
+        if not options.small or options.out:
+            write_json(path, record)
 
 
 def rehearsal(devices: int) -> dict[str, str]:
