@@ -28,6 +28,7 @@ def squared_modulus(x: Any) -> Any:
 
 ROWS: list[Row] = [
     row("complex_arithmetic", lambda z, w: (z + w, z - w, -z, z * w, z / w), Z, W, ulps=16, floor=1),
+    row("complex_empty", lambda z: lax.dynamic_update_slice(lax.empty(z.shape, z.dtype), z, (0,) * z.ndim), Z),
     row("complex_parts", lambda z: (z.real, z.imag, jnp.conj(z), jnp.abs(z), jnp.angle(z)), Z, ulps=8),
     row("complex_make", lambda x: (lax.complex(x, 2 * x), x + 1j, x.astype(jnp.complex64), jnp.conj(x)), f32(1, -2)),
     row(

@@ -25,7 +25,10 @@ FUNCTIONS: dict[str, Function] = {}
 #: primitives that do the same to either part
 PARTWISE = ["add", "sub", "neg", "add_any", "reduce_sum", "cumsum", "pad", "scatter-add", "scatter-sub"]
 #: rules that hand values on, whatever they are
-WHOLE = (control.call, control.scan, control.while_, control.cond, shape.identity, foreign.call_hi_primitive)
+WHOLE = (
+    *(control.call, control.scan, control.while_, control.cond),
+    *(shape.identity, shape.empty, foreign.call_hi_primitive),
+)
 
 
 def function(*names: str) -> Callable[[Function], Function]:
