@@ -165,7 +165,7 @@ class Maker(Steps):
         out = self.random.randrange(len(carried))
 
         def fn(xs: Any) -> Any:
-            test = jnp.ravel(xs[j])[0] > 0
+            test = jnp.ravel(xs[j])[0] > (0.07 if is_float(types[j]) else 0)
             return lax.cond(test, *(lambda c, side=side: side(xs, c) for side in sides), strong(xs, carried))[out]
 
         return fn

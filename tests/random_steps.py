@@ -42,7 +42,12 @@ SMOOTH: tuple[Callable[[Any], Any], ...] = (
     jax.nn.relu,
     jnp.abs,
 )
-ROUGH: tuple[Callable[[Any], Any], ...] = (jnp.sign, lambda x: jnp.floor(x * 4) / 8, jnp.isfinite, lax.stop_gradient)
+ROUGH: tuple[Callable[[Any], Any], ...] = (
+    jnp.sign,
+    lambda x: jnp.floor(x * 4 + 0.3) / 8,
+    jnp.isfinite,
+    lax.stop_gradient,
+)
 WHOLE: tuple[Callable[[Any], Any], ...] = (
     lambda x: ~x,
     lambda x: x + x.dtype.type(1),
@@ -121,14 +126,17 @@ def is_number(t: Any) -> bool:
 
 
 def convert(x: Any, dtype: Any) -> Any:
-    """A value as another dtype: floats as small integers, integers as floats within [-1, 1]."""
+    """A value as another dtype: floats as small integers, integers as floats within [-1, 1].
+
+    Steps and signs of floats lie beside the exact values (0, 1/2, 1) that rounding may just reach or just miss.
+    """
     wanted = jax.ShapeDtypeStruct((), dtype)
     if is_float(x) and is_whole(wanted):
-        x = jnp.clip(x * 8, 0 if jnp.issubdtype(dtype, jnp.unsignedinteger) else -8, 8)
+        x = jnp.clip(jnp.floor(x * 8 + 0.3), 0 if jnp.issubdtype(dtype, jnp.unsignedinteger) else -8, 8)
     elif is_whole(x) and is_float(wanted):
         x = (x % x.dtype.type(17)).astype(jnp.float32) / 17
     elif dtype == jnp.bool_:
-        return x > 0
+        return x > (0.07 if is_float(x) else 0)
     return lax.convert_element_type(x, dtype)
 
 
@@ -171,7 +179,8 @@ class Steps:
         if a is None or b is None:
             return None
         fn = self.random.choice(TESTS)
-        return lambda xs: fn(xs[a], xs[b])
+        coarse = lambda x: jnp.floor(x * 5 + 0.3) if is_float(x) else x  # noqa: E731
+        return lambda xs: fn(coarse(xs[a]), coarse(xs[b]))
 
     def select(self, types: Types) -> Step | None:
         test = self.pick(types, lambda t: t.dtype == jnp.bool_)
