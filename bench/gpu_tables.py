@@ -52,7 +52,8 @@ def cell(row: Run | None) -> str:
     if row is None:
         return "–"
     efficiency = f" ({row['efficiency']:.2f})" if row["gpus"] > 1 and "efficiency" in row else ""
-    return f"{row['queued_ms']:.3g}{efficiency}"
+    value = row.get("queued_ms", row["median_ms"])
+    return (f"{value:,.0f}" if value >= 100 else f"{value:.3g}") + efficiency
 
 
 def agreement(rows: list[Run]) -> str:

@@ -96,13 +96,24 @@ def rows(run: Run, kind: str, directions: Sequence[str], cell: Callable[[Sequenc
         for r in run["results"]
         if r["kind"] == kind and r["contender"] != "copy"
     }
-    names = list(dict.fromkeys(name for name, _, _ in found))
+    measured = {r["contender"] for r in run["results"] if "of_copy" in r}
+    names = sorted({name for name, _, _ in found} & measured, key=lambda name: (not name.startswith("onelaunch"), name))
     body = []
     for shape in sorted({shape for _, shape, _ in found}, key=lambda shape: (shape[0] != "float32", *shape[1:])):
         dtype, columns, height = shape
         records = [[found.get((name, shape, d)) for d in directions] for name in names]
         body.append([f"{height:,} × {columns:,} {dtype.replace('loat', '')}", *map(cell, records)])
-    return f"{where(run)}\n\n{markdown(['rows × columns', *names], body)}"
+    return f"{where(run)}{not_run(run)}\n\n{markdown(['rows × columns', *names], body)}"
+
+
+def not_run(run: Run) -> str:
+    """The contenders of which no case was measured, and why."""
+    whys: dict[str, str] = {}
+    for r in run["results"]:
+        whys.setdefault(r["contender"], r.get("status", ""))
+    missing = {r["contender"] for r in run["results"]} - {r["contender"] for r in run["results"] if "of_copy" in r}
+    named = [f"{name} ({whys[name]})" for name in sorted(missing - {"copy"})]
+    return f" Not run: {', '.join(named)}." if named else ""
 
 
 def where(run: Run) -> str:
