@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
+import onelaunch
 from onelaunch.place import barrier
-from onelaunch.place.nodes import Barrier, Buffer, Load, Stmt, Store, Var
+from onelaunch.place.nodes import Barrier, Buffer, For, Load, Op, Stmt, Store, Var
 
 F32, I32 = np.dtype("float32"), np.dtype("int32")
 
@@ -24,3 +26,29 @@ def test_a_tile_that_stands_in_several_warps_is_stored_by_one(warps: int, elemen
     block = stored_and_loaded(elements)
     barrier.insert(block, warps)
     assert [type(s) for s in block] == ([Store, Barrier, Load] if waits else [Store, Load])
+
+
+@pytest.mark.parametrize("disjoint, moves, waits", [(False, True, True), (True, True, False), (False, False, False)])
+def test_an_address_that_moves_between_turns_waits(disjoint: bool, moves: bool, waits: bool) -> None:
+    """for i: x[i : i + 512] = f(x[i : i + 512]) reads in each turn what another thread wrote in the one before."""
+    memory = Buffer("x", F32, (600,), (1,), "out", 600)
+    i, lane, at, value = Var(I32, ()), Var(I32, (512,)), Var(I32, (512,)), Var(F32, (512,))
+    loop = For(i, 0, 10, 1, [], [], disjoint=disjoint)
+    loop.body += [
+        Op("add", (i if moves else 1, lane), (at,)),
+        Load(memory, at, None, value),
+        Store(memory, at, value, None),
+    ]
+    barrier.insert([loop], 4)
+    assert [type(s) for s in loop.body] == ([Op, Barrier, Load, Store] if waits else [Op, Load, Store])
+
+
+def test_a_window_that_slides_over_an_array_in_memory_waits() -> None:
+    def slide(i: jax.Array, x: jax.Array) -> jax.Array:
+        window = jax.lax.dynamic_slice(x, (i,), (512,))
+        return jax.lax.dynamic_update_slice(x, 2 * window, (i,))
+
+    f = onelaunch.fuse(lambda x: jax.lax.fori_loop(0, 10, slide, x), fallback="error")
+    low = f.lower(jax.ShapeDtypeStruct((60000,), F32))
+    assert low.plan.limits.num_warps > 1
+    assert "tl.debug_barrier()" in low.source.split("for i in")[1].split("tl.store")[0]

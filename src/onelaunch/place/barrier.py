@@ -9,7 +9,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from onelaunch.place.nodes import Arrive, Barrier, Buffer, For, If, Load, Stmt, Store, Var, While, inner_blocks, walk
+from onelaunch.place.nodes import (
+    Arrive,
+    Barrier,
+    Buffer,
+    For,
+    If,
+    Load,
+    Op,
+    Stmt,
+    Store,
+    Var,
+    While,
+    defined,
+    direct_uses,
+    inner_blocks,
+    walk,
+)
 
 #: Threads of a warp (of the widest that Triton knows).
 WARP = 64
@@ -40,6 +56,13 @@ class State:
     def clear(self) -> None:
         self.written.clear()
         self.read.clear()
+
+    def forget(self, addresses: set[Var]) -> None:
+        """From here on these address expressions have other values than those that were accessed."""
+        for b, writers in self.written.items():
+            self.written[b] = {(group, None if at in addresses else at) for group, at in writers}
+        for b, read in self.read.items():
+            self.read[b] = {None if at in addresses else at for at in read}
 
     def lanes(self, stmt: Load | Store) -> Var | None:
         """The address expression of an access by lanes: accesses by one expression touch an element from one thread."""
@@ -83,9 +106,11 @@ def _block(block: list[Stmt], state: State) -> None:
                     block.insert(k, Barrier())
                     state.clear()
                     k += 1
+                moving = _moving(stmt)
                 for _ in range(2):
                     for inner in inner_blocks(stmt):
                         _block(inner, state)
+                    state.forget(moving)
             case If():
                 then, other = state.copy(), state.copy()
                 _block(stmt.then, then)
@@ -94,3 +119,14 @@ def _block(block: list[Stmt], state: State) -> None:
                 state.merge(then)
                 state.merge(other)
         k += 1
+
+
+def _moving(loop: For | While) -> set[Var]:
+    """What may differ between two turns of a loop, where the turns may store to the same elements."""
+    if isinstance(loop, For) and loop.disjoint:
+        return set()
+    moving = {*loop.params, *([loop.index] if isinstance(loop, For) else [])}
+    for stmt in (s for inner in inner_blocks(loop) for s in walk(inner)):
+        if not isinstance(stmt, Op) or not moving.isdisjoint(direct_uses(stmt)):
+            moving.update(defined(stmt))
+    return moving

@@ -112,6 +112,8 @@ class For:
     body: list[Stmt] = field(default_factory=list)
     results: list[Var] = field(default_factory=list)
     where: Where | None = None
+    #: each turn stores other elements: the loop goes over those of an array
+    disjoint: bool = False
 
 
 @dataclass(eq=False)
