@@ -52,3 +52,25 @@ def test_a_window_that_slides_over_an_array_in_memory_waits() -> None:
     low = f.lower(jax.ShapeDtypeStruct((60000,), F32))
     assert low.plan.limits.num_warps > 1
     assert "tl.debug_barrier()" in low.source.split("for i in")[1].split("tl.store")[0]
+
+
+def test_overlapping_windows_of_one_sum_wait_for_each_other() -> None:
+    """The transpose of a gather of windows adds them one by one."""
+
+    def add(x: jax.Array, starts: jax.Array, windows: jax.Array) -> jax.Array:
+        def gather(x: jax.Array) -> jax.Array:
+            return jax.vmap(lambda start: jax.lax.dynamic_slice(x, (start,), (1024,)))(starts)
+
+        return jax.vjp(gather, x)[1](windows)[0]
+
+    def step(i: jax.Array, x: jax.Array, starts: jax.Array, windows: jax.Array) -> jax.Array:
+        return windows + add(x, starts + i, windows)[:4096].reshape(4, 1024)
+
+    f = onelaunch.fuse(
+        lambda x, starts, w: jax.lax.fori_loop(0, 3, lambda i, w: step(i, x, starts, w), w), fallback="error"
+    )
+    shapes = (jax.ShapeDtypeStruct((8192,), F32), jax.ShapeDtypeStruct((4,), I32), jax.ShapeDtypeStruct((4, 1024), F32))
+    low = f.lower(*shapes)
+    assert low.plan.limits.num_warps > 1
+    turn = low.source.split("in range(4):")[1].split("tl.store")[0]
+    assert turn.index("tl.debug_barrier()") < turn.index("tl.load(work0_ptr")

@@ -112,7 +112,7 @@ class For:
     body: list[Stmt] = field(default_factory=list)
     results: list[Var] = field(default_factory=list)
     where: Where | None = None
-    #: each turn stores other elements: the loop goes over those of an array
+    #: no turn stores what another reads or stores: the loop goes over the elements of an array
     disjoint: bool = False
 
 

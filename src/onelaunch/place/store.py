@@ -72,7 +72,7 @@ def _nest(
     if loops:
         d, *rest = loops
         step = chunk[1] if chunk is not None and chunk[0] == d else 1
-        loop = For(Var(INT32, (), f"i{d}"), 0, shape[d], step, [], [], disjoint=True)
+        loop = For(Var(INT32, (), f"i{d}"), 0, shape[d], step, [], [], disjoint=not w.overlaps)
         w.ranges[loop.index] = (0, shape[d] - 1)
         with w.inside(loop.body):
             _nest(p, shape, kinds, body, rest, static, tiled, chunk, fixed | {d: loop.index})
