@@ -135,3 +135,23 @@ def test_cross_entropy(options, dtype) -> None:
     best = np.where(np.isnan(z), INF, z).argmax(1)
     np.testing.assert_array_equal(found["best"][live], best[live])
     np.testing.assert_allclose(found["peak"][live], np.where(np.isnan(z), INF, z).max(1)[live], rtol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_pieces_without_scores_beside_very_low_ones(packed) -> None:
+    """Nothing times the power of a low maximum is nothing; scores near the range's end differ by more than it holds."""
+    x = np.full((ROWS, COLUMNS), -INF, np.float32)
+    x[0, :16], x[1, 50], x[2], x[3] = -1000 + np.arange(16), -3.0e38, -1.1e38, -3.0e38
+    x[2, 20], x[3, :16] = -0.9e38, -1.0e38
+    row, labels = np.zeros(ROWS, np.float32), np.array([3, 50, 20, 5], np.int64)
+    _, p = reference(x.astype(np.float64))
+    with tiles.forced(1, 16, parts=4, packed=packed):
+        call = calls.softmax(rows(4), Scores(SOFTMAX), ROWS, False, 4, False)
+        found = launch(call, {"x": x, "mask": None, "keep": None}, {"y": x})["y"]
+    np.testing.assert_allclose(found, p, rtol=1e-4, atol=1e-7)
+    call = calls.cross_entropy(rows(3), Loss(), False, False, 1, gradient=Gradient(4, False, False, False, ANYWHERE))
+    given = {"x": x, "target": labels, "weight": None, "total_weight": None, "factor": np.ones(ROWS, np.float32)}
+    given |= {"zfactor": None, "width": None, "entropy": None, "best": None, "peak": None}
+    made = launch(call, given, {"loss": row, "lse": row, "mass": row, "grad": x})
+    np.testing.assert_allclose(made["grad"], p - np.eye(COLUMNS)[labels], rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(made["loss"], -np.log(p[np.arange(ROWS), labels]), rtol=1e-4, atol=1e-6)

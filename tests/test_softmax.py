@@ -190,3 +190,15 @@ def test_a_family_is_a_module_that_needs_triton_alone():
         "import triton",
         "import triton.language as tl",
     ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_scores_so_large_that_their_base_two_multiples_are_rounded_by_much(kernel, dtype):  # noqa: F811
+    """A row that a mask of −1e10 or −1e30 leaves nothing of is uniform, not NaN."""
+    with jax.enable_x64(True):
+        far = jnp.asarray([-1e10, -1e30, 3e9, 1e19, -1.2e9, 1e5, 0.0, -3e38], dtype)
+        x = jnp.repeat(far[:, None], 5, 1).at[:, 1].multiply(jnp.asarray(0.75, dtype)).at[:, 3].add(-3.0)
+        for function in (nn.softmax, nn.log_softmax):
+            want = getattr(jax.nn, function.__name__)(x)
+            np.testing.assert_allclose(function(x), want, rtol=2e-5, atol=1e-7)
+        np.testing.assert_allclose(nn.logsumexp(x, -1), jax.nn.logsumexp(x, -1), rtol=2e-6)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from onelaunch.kernels.cross_entropy import own, settle, unit
 from onelaunch.kernels.exchange import collect, leave, opened, word
-from onelaunch.kernels.rows import base, finite, place, saturate, start_of
+from onelaunch.kernels.rows import base, finite, place, saturate, share_of, start_of
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def together(
         tops = tl.where(use, tops.to(tl.float32, bitcast=True), float("-inf"))
         totals = tl.where(use, totals.to(tl.float32, bitcast=True), 0.0)
         high = tl.max(tops, 0)
-        total = tl.sum(totals * tl.exp2(base(finite(tops))[1] - base(finite(high))[1]), 0)
+        total = tl.sum(totals * share_of(tops, high), 0)
         if SMOOTH != 0.0 or best is not None:
             drawns, args, use = collect(words, rows + row, PARTS, PLACES, PTX)
             drawn = tl.sum(tl.where(use, drawns.to(tl.float32, bitcast=True), 0.0), 0)

@@ -55,7 +55,21 @@ def within(live, start, cols, COLS: tl.constexpr, EVEN: tl.constexpr):
 def base(top):
     """k and t = top k, with exp(z - top) = 2 to the power of z k - t, of which the fused product is rounded once.
 
-    k is log2(e), but 1 for a maximum so large that top k may overflow: scores there are equal or far apart.
+    k is log2(e), but 1 for a maximum so large that t is rounded by more than 64, an exponent that sums could not bear:
+    scores there are equal or at least 64 apart.
     """
-    k = tl.where(tl.abs(top) > 1e38, 1.0, tl.full((), 1.4426950408889634, top.dtype))
+    far: tl.constexpr = 2.0**59 if top.dtype == tl.float64 else 2.0**30
+    k = tl.where(tl.abs(top) >= far, 1.0, tl.full((), 1.4426950408889634, top.dtype))
     return k, top * k
+
+
+@triton.jit
+def share_of(tops, top):
+    """exp(tops - top) as the factor of sums of powers relative to ``base(tops)``, for those relative to ``base(top)``.
+
+    0 for no score at all (−inf), and where the bases differ: those scores are at least 64 apart.
+    """
+    other, own = base(finite(tops))
+    k, t = base(finite(top))
+    known = ((k == other) & (tops != float("-inf"))) | (tl.abs(top) == float("inf"))
+    return tl.where(known, tl.exp2(own - t), 0.0)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from onelaunch.kernels.exchange import collect, leave, opened, word
-from onelaunch.kernels.rows import base, finite, place, saturate, start_of, widen, within
+from onelaunch.kernels.rows import base, finite, place, saturate, share_of, start_of, widen, within
 
 
 @triton.jit
@@ -106,14 +106,13 @@ def softmax_held(
         z = score(opened(held, PTX), mask, ma, mc, start, use, SCALE, CAP, COLS, WIDE)
     e = tl.exp2(tl.fma(z, k[:, None], -t[:, None]))
     total = tl.sum(e, 1)
-    more = t
+    own = top
     if PARTS > 1:
         tops, totals, there = gathered(words, row, part, top, total, PARTS, PLACES, PTX)
         tops = tl.where(there, tops, float("-inf"))
         top = tl.zeros_like(top) + tl.max(tops, 0)
         k, t = base(finite(top))
-        powers = tl.exp2(base(finite(tops))[1] - tl.sum(t, 0))
-        total = tl.zeros_like(total) + tl.sum(tl.where(there, totals * powers, 0.0), 0)
+        total = tl.zeros_like(total) + tl.sum(tl.where(there, totals * share_of(tops, tl.max(tops, 0)), 0.0), 0)
     # A row whose maximum is infinite has no softmax: NaN, as in PyTorch and JAX.
     whole = tl.where(tl.abs(top) == float("inf"), float("nan"), total)
     # The sum is of powers relative to t; the logarithm's is relative to top.
@@ -129,7 +128,7 @@ def softmax_held(
         elif PACKED:
             value = tl.exp2(tl.fma(z, k[:, None], -t[:, None])) * (1.0 / whole)[:, None]
         else:
-            value = e * (tl.exp2(more - t) / whole)[:, None]
+            value = e * (share_of(own, top) / whole)[:, None]
         deliver(y, value, keep, ya, yc, start, use, inside, MODE, OFFSET, COLS, WIDE)
 
 
