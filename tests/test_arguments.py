@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -138,6 +139,13 @@ CALLS: dict[str, Callable[[Jit], Any]] = {
     "float64 given without x64": lambda jit: jit(lambda a: a + 1)(np.arange(3.0)),
     "bool": lambda jit: jit(lambda a: (a > 1, ~(a > 1), jnp.any(a > 1)))(X),
     "small ints": lambda jit: jit(lambda a: (a + a, a.astype(jnp.int8) * 3))(np.array([250, 3], np.uint8)),
+    "no elements joined": lambda jit: jit(lambda a: jnp.concatenate([a, a], 1))(jnp.zeros((0, 1))),
+    "no elements solved": lambda jit: jit(
+        lambda a: (jnp.linalg.cholesky(a), jnp.linalg.det(a), jnp.linalg.inv(a), jnp.linalg.eigh(a), jnp.linalg.qr(a))
+    )(jnp.zeros((0, 0))),
+    "a factor without elements": lambda jit: jit(lambda a: (jnp.linalg.qr(a, mode="complete"), a.T @ a))(
+        jnp.zeros((3, 0))
+    ),
     "no elements": lambda jit: jit(lambda a: (a + 1, a.sum(), jnp.concatenate([a, a]), a.T))(jnp.zeros((0, 3))),
     "some without elements": lambda jit: jit(lambda a, b: (a.sum() + b, a))(jnp.zeros((0,)), X),
     "rank 0": lambda jit: jit(lambda a: (a, a[None], a.reshape(1, 1)))(jnp.float32(2)),
@@ -197,7 +205,9 @@ CALLS: dict[str, Callable[[Jit], Any]] = {
 def test_as_jit(name: str, interpret: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONELAUNCH_INTERPRET", interpret)
     want = CALLS[name](jax.jit)
-    got = CALLS[name](onelaunch.fuse)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="onelaunch:")  # what falls back for a fault agrees, too
+        got = CALLS[name](onelaunch.fuse)
     assert str(jax.tree.structure(got)) == str(jax.tree.structure(want))
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         if not isinstance(y, jax.Array):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax import lax
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.nodes import Value
 from onelaunch.ops import eigen
-from onelaunch.ops.table import REFUSED, Params, refuse, retrace, rule
+from onelaunch.ops.table import REFUSED, Params, Rule, refuse, retrace, rule
 
 #: matrices up to this size are written out element by element
 SMALL = 4
@@ -20,6 +20,22 @@ SMALL = 4
 XLA_FIX = "It stays in XLA; move it out of the fused function if it is not in a loop."
 for _name in ("eig", "schur", "hessenberg", "tridiagonal", "cholesky_update", "geqp3", "symmetric_product"):
     REFUSED[_name] = ("this factorisation has no rule", XLA_FIX)
+
+
+def matrix_rule(name: str) -> Callable[[Rule], Rule]:
+    """A rule of matrices: its own code sees none without elements, whose results are empty or XLA's."""
+
+    def register(fn: Rule) -> Rule:
+        def of_elements(b: Builder, params: Params, *xs: Value) -> Value | Sequence[Value]:
+            if all(x.size for x in xs):
+                return fn(b, params, *xs)
+            if any(aval.size for aval in params["_out"]):
+                refuse(b, name, "one of its operands has no elements", XLA_FIX)
+            return [b.full(aval.shape, 0, aval.dtype) for aval in params["_out"]]
+
+        return rule(name)(of_elements)
+
+    return register
 
 
 def batched(fun: Callable[..., Any], depth: int) -> Callable[..., Any]:
@@ -85,7 +101,7 @@ def cholesky_loop(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.tril(upper.T), positive
 
 
-@rule("cholesky")
+@matrix_rule("cholesky")
 def cholesky(b: Builder, params: Params, a: Value) -> list[Value]:
     return retrace(b, over_matrices, a, fun=cholesky_matrix)
 
@@ -142,7 +158,7 @@ def triangular(a: jax.Array, b: jax.Array, *, left: bool, lower: bool, transpose
     return x if left else x.mT
 
 
-@rule("triangular_solve")
+@matrix_rule("triangular_solve")
 def triangular_solve(b: Builder, params: Params, a: Value, rhs: Value) -> list[Value]:
     left, lower = params["left_side"], params["lower"]
     transpose, unit = params["transpose_a"], params["unit_diagonal"]
@@ -178,7 +194,7 @@ def lu_matrix(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return lax.fori_loop(0, min(m, n), step, (a, pivots, down))
 
 
-@rule("lu")
+@matrix_rule("lu")
 def lu(b: Builder, params: Params, a: Value) -> list[Value]:
     return retrace(b, over_matrices, a, fun=lu_matrix)
 
@@ -194,7 +210,7 @@ def permutations(pivots: jax.Array, size: int) -> jax.Array:
     return batched(lambda p: permutation_of(p, size), pivots.ndim - 1)(pivots)
 
 
-@rule("lu_pivots_to_permutation")
+@matrix_rule("lu_pivots_to_permutation")
 def lu_pivots_to_permutation(b: Builder, params: Params, pivots: Value) -> list[Value]:
     return retrace(b, permutations, pivots, size=params["permutation_size"])
 
@@ -252,12 +268,12 @@ def qr_matrix(a: jax.Array, full: bool) -> tuple[jax.Array, jax.Array]:
     return q, jnp.triu(packed[:width])
 
 
-@rule("geqrf")
+@matrix_rule("geqrf")
 def geqrf(b: Builder, params: Params, a: Value) -> list[Value]:
     return retrace(b, over_matrices, a, fun=geqrf_matrix)
 
 
-@rule("householder_product")
+@matrix_rule("householder_product")
 def householder_product(b: Builder, params: Params, a: Value, taus: Value) -> list[Value]:
     return retrace(b, over_matrices, a, taus, fun=orthogonal)
 
@@ -268,13 +284,13 @@ def apply_reflections(a: jax.Array, taus: jax.Array, c: jax.Array, left: bool, t
     return reflect(a, taus, c.T, reverse=not transpose).T
 
 
-@rule("ormqr")
+@matrix_rule("ormqr")
 def ormqr(b: Builder, params: Params, a: Value, taus: Value, c: Value) -> list[Value]:
     how = {"left": params["left"], "transpose": params["transpose"]}
     return retrace(b, over_matrices, a, taus, c, fun=apply_reflections, **how)
 
 
-@rule("qr")
+@matrix_rule("qr")
 def qr(b: Builder, params: Params, a: Value) -> list[Value]:
     if params["pivoting"]:
         refuse(b, "qr", "column pivoting has no rule", XLA_FIX)
@@ -311,7 +327,7 @@ def tridiagonal(dl: jax.Array, d: jax.Array, du: jax.Array, b: jax.Array) -> jax
     return batched(thomas, d.ndim - 1)(dl, d, du, b)
 
 
-@rule("tridiagonal_solve")
+@matrix_rule("tridiagonal_solve")
 def tridiagonal_solve(b: Builder, params: Params, *xs: Value) -> list[Value]:
     return retrace(b, tridiagonal, *xs)
 
@@ -319,7 +335,7 @@ def tridiagonal_solve(b: Builder, params: Params, *xs: Value) -> list[Value]:
 # --- eigenvalues and singular values -------------------------------------------------------------------------
 
 
-@rule("eigh")
+@matrix_rule("eigh")
 def eigh(b: Builder, params: Params, a: Value) -> list[Value]:
     subset = params.get("subset_by_index")
     if subset is not None and tuple(subset) != (0, a.shape[-1]):
@@ -327,7 +343,7 @@ def eigh(b: Builder, params: Params, a: Value) -> list[Value]:
     return retrace(b, over_matrices, a, fun=eigen.eigh_matrix, lower=params["lower"])
 
 
-@rule("svd")
+@matrix_rule("svd")
 def svd(b: Builder, params: Params, a: Value) -> list[Value]:
     if params.get("subset_by_index") is not None:
         refuse(b, "svd", "a subset of the singular values has no rule", "Ask for all and slice.")

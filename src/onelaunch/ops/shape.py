@@ -83,7 +83,9 @@ def pad(b: Builder, params: Params, x: Value, fill: Value) -> Value:
 
 @rule("concatenate")
 def concatenate(b: Builder, params: Params, *xs: Value) -> Value:
-    full = [x for x in xs if x.size] or [xs[0]]
+    full = [x for x in xs if x.size]
+    if not full:
+        return b.full(params["_out"][0].shape, 0, xs[0].dtype)
     return full[0] if len(full) == 1 else b.concatenate(full, params["dimension"])
 
 
