@@ -306,6 +306,8 @@ def test_legacy_arguments():
         (OptionError, {"label_smoothing": 2.0}),
         (OptionError, {"num_items": 3, "reduction": "none"}),
         (OptionError, {"empty_mean": "one"}),
+        (OptionError, {"softcap": 0.0}),
+        (OptionError, {"num_items": torch.ones(2)}),
         (OptionError, {"grad_in_forward": True, "reduction": "none"}),
         (ValueError, {"weight": torch.ones(3)}),
     ],

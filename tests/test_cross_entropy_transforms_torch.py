@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 ot = pytest.importorskip("onelaunch.torch")
 
+from onelaunch.errors import OptionError  # noqa: E402
 from onelaunch.kernels import tiles  # noqa: E402
 from onelaunch.torch import rows as torch_kernels  # noqa: E402
 from torch_rows import expected, kernel, labels, path, seeded  # noqa: E402, F401
@@ -152,3 +153,25 @@ def test_a_model_learns_the_same(monkeypatch, kind, steps):
     want = train(lambda x, head, t: F.cross_entropy(head(x), t), steps)
     assert want[-1] < want[0]
     assert found == pytest.approx(want, abs=2e-4)
+
+
+def test_forward_mode_derivatives_are_not_dropped(path):
+    """jvp, jacfwd and dual numbers: operators know none, so PyTorch's own operations run."""
+    x, t, w, one = seeded(4, 7), labels((4,), 7), seeded(7, 7, seed=1), torch.ones(7, dtype=torch.long)
+    pairs = [
+        (lambda x: ce(x, t), lambda x: F.cross_entropy(x, t)),
+        (lambda x: ot.softmax(x, 1), lambda x: torch.softmax(x, 1)),
+        (lambda x: ot.logsumexp(x, 1), lambda x: torch.logsumexp(x, 1)),
+        (lambda x: ot.linear_cross_entropy(x, w, t), lambda x: F.cross_entropy(x @ w.T, t)),
+        (lambda x: ot.linear_cross_entropy(w, x, one), lambda x: F.cross_entropy(w @ x.T, one)),
+    ]
+    for f, g in pairs:
+        for found, want in zip(torch.func.jvp(f, (x,), (x * x,)), torch.func.jvp(g, (x,), (x * x,))):
+            torch.testing.assert_close(found, want)
+    torch.testing.assert_close(torch.func.jacfwd(pairs[0][0])(x), torch.func.jacfwd(pairs[0][1])(x))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x * x)
+        found = torch.autograd.forward_ad.unpack_dual(ce(dual, t)).tangent
+    torch.testing.assert_close(found, torch.func.jvp(pairs[0][1], (x,), (x * x,))[1])
+    with pytest.raises(OptionError, match="forward-mode"):
+        torch.func.jvp(lambda x: ce(x, t, vocab_size=5), (x,), (x,))

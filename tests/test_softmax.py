@@ -142,6 +142,12 @@ def test_wrong_arguments():
         nn.softmax(seeded(3, 9), mask=seeded(4, 9))
     with pytest.raises(ValueError, match="axis"):
         nn.softmax(seeded(3, 9), 2)
+    with pytest.raises(ValueError, match="twice"):
+        nn.softmax(seeded(3, 9), (0, -2))
+    with pytest.raises(TypeError, match="argument where"):
+        nn.softmax(seeded(3, 9), mask=seeded(3, 9) > 0)
+    with pytest.raises(OptionError, match="softcap"):
+        nn.softmax(seeded(3, 9), softcap=-1.0)
 
 
 # --- the kernels as Triton compiles them ---------------------------------------------------------------------

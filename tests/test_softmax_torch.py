@@ -271,6 +271,16 @@ def test_wrong_arguments():
         ot.softmax(x, 1, mask=torch.zeros(4, 9))
     with pytest.raises(TypeError, match="bool"):
         ot.softmax(x, 1, where=torch.zeros(3, 9))
+    with pytest.raises(TypeError, match="argument where"):
+        ot.softmax(x, 1, mask=torch.ones(3, 9, dtype=torch.bool))
+    with pytest.raises(TypeError, match="softmax as"):
+        ot.softmax(x, 1, dtype=torch.int32)
+    with pytest.raises(OptionError, match="softcap"):
+        ot.softmax(x, 1, softcap=0.0)
+    with pytest.raises(IndexError):
+        ot.logsumexp(x, 2)
+    with pytest.raises(ValueError, match="twice"):
+        ot.logsumexp(x, (0, -2))
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onelaunch.kernels.calls import Call
+from onelaunch.kernels.calls import Call, check_cap
 from onelaunch.kernels.matmul_calls import ROOM, asked, falling
 from onelaunch.kernels.tiles import power
 from onelaunch.sparse.layout import BlockLayout
@@ -36,6 +36,9 @@ class Attention:
     mask_add: bool = True
     precision: str = "ieee"
     extent: int | None = None
+
+    def __post_init__(self) -> None:
+        check_cap(self.cap)
 
     @property
     def mask(self) -> str | int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from onelaunch.errors import OptionError
 from onelaunch.kernels import tiles
 from onelaunch.kernels.layout import Rows
 from onelaunch.kernels.tiles import ANYWHERE, Machine
@@ -21,6 +22,12 @@ RESCALE_PROGRAMS = 1536
 _GRID_LIMIT = 65535
 
 
+def check_cap(cap: float | None) -> None:
+    """OptionError for a cap that is not a positive number."""
+    if cap is not None and not 0.0 < cap < float("inf"):
+        raise OptionError(f"softcap is a positive number, or None for no cap, not {cap}")
+
+
 @dataclass(frozen=True)
 class Scores:
     """Options of softmax: mode; ``cap(x * scale)``; ``offset`` of the diagonal (None: not causal)."""
@@ -29,6 +36,9 @@ class Scores:
     scale: float = 1.0
     cap: float | None = None
     offset: int | None = None
+
+    def __post_init__(self) -> None:
+        check_cap(self.cap)
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,9 @@ class Loss:
     cap: float | None = None
     soft: bool = False
     part: int = 0
+
+    def __post_init__(self) -> None:
+        check_cap(self.cap)
 
 
 @dataclass(frozen=True)

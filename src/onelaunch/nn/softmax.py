@@ -57,7 +57,10 @@ def _axes(axis: Axis, ndim: int) -> tuple[int, ...]:
     axes = range(ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
     if any(not -ndim <= a < ndim for a in axes):
         raise ValueError(f"axis {axis} of an array with {ndim} dimensions")
-    return tuple(sorted(a % ndim for a in axes))
+    found = tuple(sorted(a % ndim for a in axes))
+    if len(set(found)) < len(found):
+        raise ValueError(f"axis {axis} names an axis twice")
+    return found
 
 
 def _apply(
@@ -72,6 +75,8 @@ def _apply(
     options = Scores(mode, float(scale), None if cap is None else float(cap), offset)
     mask, keep = _ranked(mask, x), _ranked(where, x)
     keep = None if keep is None else keep.astype(bool)
+    if mask is not None and mask.dtype == bool:
+        raise TypeError("mask is added to the scores; a bool mask of what takes part is the argument where")
     if len(axes) == 1:
         return _call(options, axes[0], x, mask, keep)
     rest = [a for a in range(x.ndim) if a not in axes]

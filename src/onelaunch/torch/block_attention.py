@@ -17,7 +17,7 @@ from onelaunch.torch import block_attention_reference as reference
 from onelaunch.torch.block_layouts import find
 from onelaunch.torch.block_matmul import cast, check_arrays, check_precision, in_front, matmul, on_device, room
 from onelaunch.torch.block_softmax import MASK_MODES, logsumexp, softmax
-from onelaunch.torch.launching import by_kernel, launch, transformed
+from onelaunch.torch.launching import by_kernel, launch, unknown_derivative
 from onelaunch.torch.reference import wide
 
 #: The largest head dim of the kernels.
@@ -84,7 +84,7 @@ def _call(
 ) -> tuple[Tensor, Tensor]:
     added = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (pad, mask))
     whole = (q.shape[-2], k.shape[-2]) == layout.shape[-2:]
-    if (transformed() and (added or any(t.requires_grad for t in (q, k, v)))) or (added and not whole):
+    if unknown_derivative(q, k, v, pad, mask) or (added and not whole):
         return reference.attention(q, k, v, pad, mask, layout, options)
     if added:
         return composed(q, k, v, pad, mask, layout, options)

@@ -13,7 +13,7 @@ from onelaunch.kernels import matmul_calls
 from onelaunch.kernels.matmul_calls import PRECISIONS
 from onelaunch.sparse.layout import BlockLayout
 from onelaunch.torch.block_layouts import find
-from onelaunch.torch.launching import by_kernel, launch, transformed
+from onelaunch.torch.launching import by_kernel, launch, unknown_derivative
 from onelaunch.torch.reference import wide
 from onelaunch.torch.softmax import FLOATS
 
@@ -97,7 +97,7 @@ def _sdd(x: Tensor, y: Tensor, layout: BlockLayout, precision: str) -> Tensor:
         raise ValueError(f"operands of shapes {list(x.shape)} and {list(y.shape)}; this layout takes {want}")
     lead = torch.broadcast_shapes(x.shape[:-n], y.shape[:-n])
     x, y = x.expand(*lead, *x.shape[-n:]), y.expand(*lead, *y.shape[-n:])
-    if (x.requires_grad or y.requires_grad) and transformed():
+    if unknown_derivative(x, y):
         return _sdd_reference(x, y, layout)
     values: Tensor = block_sdd_op(x, y, layout.key, precision)
     return values
@@ -116,7 +116,7 @@ def _dsd(
         raise ValueError(f"{name} (as multiplied) has shape {list(d.shape)}; this layout takes {want}")
     lead = torch.broadcast_shapes(values.shape[:-3], d.shape[:-n])
     values, d = values.expand(*lead, *values.shape[-3:]), d.expand(*lead, *d.shape[-n:])
-    if (values.requires_grad or d.requires_grad) and transformed():
+    if unknown_derivative(values, d):
         out = _dsd_reference(values, d, layout, transposed, flip)
     else:
         out = block_dsd_op(values, d, layout.key, transposed, flip, precision)

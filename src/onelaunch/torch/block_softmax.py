@@ -16,7 +16,7 @@ from onelaunch.kernels.calls import LOG_SOFTMAX, LOGSUMEXP, SOFTMAX
 from onelaunch.sparse.layout import BlockLayout
 from onelaunch.torch import block_layouts, block_reference
 from onelaunch.torch.block_layouts import find, fitted, five, lead_of, tables
-from onelaunch.torch.launching import by_kernel, launch, transformed
+from onelaunch.torch.launching import by_kernel, launch, transformed, unknown_derivative
 from onelaunch.torch.softmax import FLOATS, refuse_twice
 
 MASK_MODES = ("add", "mul")
@@ -91,10 +91,9 @@ def _apply(
     out = dtype or (torch.float32 if autocast else x.dtype)
     multiply = [t is not None and (m == "mul" or t.dtype == torch.bool) for t, m in zip((attn, pad), modes)]
     options = BlockScores(mode, float(scale), bool(causal), *multiply)
-    wanted = x.requires_grad or any(t is not None and t.requires_grad for t in dense)
     if inplace:
         _check_inplace(x, out)
-    if wanted and transformed():  # gradients that operators do not know
+    if unknown_derivative(x, *dense):
         return block_reference.softmax(x, dense, layout, options).to(out)
     if inplace and not torch.compiler.is_compiling() and not transformed():
         whole: Tensor = _InPlace.apply(x, *dense, layout, options)

@@ -12,7 +12,7 @@ from onelaunch.errors import OptionError
 from onelaunch.kernels.calls import Loss
 from onelaunch.torch import reference
 from onelaunch.torch.cross_entropy_ops import loss_op, rows_op
-from onelaunch.torch.launching import transformed
+from onelaunch.torch.launching import forward_mode, transformed, unknown_derivative
 from onelaunch.torch.reducing import CrossEntropyOutput, Reduction, Returned, factors, finish, legacy, reduced
 from onelaunch.torch.rows import Wanted, evaluate, may_overwrite, rescaled
 from onelaunch.torch.softmax import FLOATS, refuse_twice
@@ -67,7 +67,7 @@ def cross_entropy(
     kind = reference.wide(input.dtype)
     factor, zfactor = factors(target, input.shape[axis], weight, options, how, kind, split)
     shape = [n for i, n in enumerate(input.shape) if i != axis]
-    if not split.part and (target.requires_grad or input.numel() == 0 or (input.requires_grad and transformed())):
+    if not split.part and (target.requires_grad or input.numel() == 0 or unknown_derivative(input)):
         losses, lse, entropy, best = by_reference(input, axis, target, weight, options)
     elif (
         torch.is_grad_enabled()
@@ -103,8 +103,11 @@ def refuse(split: Split, wanted: Returned, soft: bool, target: Tensor) -> None:
     """OptionError for what a split vocabulary has not."""
     if not split.part:
         return
-    if transformed():
-        raise OptionError("torch.func's gradients need all classes on one device: leave out group and vocab_size")
+    if transformed() or forward_mode():
+        raise OptionError(
+            "torch.func's gradients and forward-mode derivatives need all classes on one device: leave out group and "
+            "vocab_size"
+        )
     if soft and target.requires_grad:
         raise OptionError("probabilities get no gradient where the vocabulary is split or padded")
     if soft and split.group and wanted.token_accuracy:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from onelaunch.emit.kernel import Param
 from onelaunch.ir.types import BFLOAT16
@@ -44,6 +45,16 @@ def transformed() -> bool:
     functorch: Any = getattr(torch._C, "_functorch", None)
     stack = getattr(functorch, "get_interpreter_stack", lambda: None)()
     return any(level.key() != functorch.TransformType.Vmap for level in stack or ())
+
+
+def forward_mode() -> bool:
+    """Whether derivatives are carried forward (jvp, jacfwd, dual numbers): operators would drop them."""
+    return not torch.compiler.is_compiling() and getattr(forward_ad, "_current_level", -1) >= 0
+
+
+def unknown_derivative(*tensors: torch.Tensor | None) -> bool:
+    """Whether these tensors' derivatives are asked for in a way that operators do not know."""
+    return forward_mode() or (transformed() and any(t is not None and t.requires_grad for t in tensors))
 
 
 def rows_of(

@@ -13,7 +13,7 @@ from onelaunch.errors import OptionError
 from onelaunch.kernels.calls import Loss
 from onelaunch.torch import reference
 from onelaunch.torch.cross_entropy import by_reference, refuse
-from onelaunch.torch.launching import transformed
+from onelaunch.torch.launching import unknown_derivative
 from onelaunch.torch.linear_ops import linear_loss_op, linear_rows_op
 from onelaunch.torch.reducing import CrossEntropyOutput, Reduction, Returned, factors, finish, reduced
 from onelaunch.torch.softmax import FLOATS
@@ -68,7 +68,7 @@ def linear_cross_entropy(
     labels = target.reshape(-1, classes) if soft else target.reshape(-1)
     needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, weight, bias)]
     tail = (options.scale, options.cap, soft, split.group, split.part, split.first)
-    if not split.part and (target.requires_grad or not classes or (any(needs) and transformed())):
+    if not split.part and (target.requires_grad or not classes or unknown_derivative(hidden, weight, bias)):
         logits = functional.linear(flat, weight, bias)
         losses, lse, entropy, best = by_reference(logits, 1, labels, class_weight, options)
     elif any(needs) and _at_once(how, wanted, grad_in_forward):

@@ -63,6 +63,8 @@ class Reduction(NamedTuple):
             raise OptionError(f"empty_mean is 'zero' or 'nan', not {self.empty_mean!r}")
         if self.num_items is not None and self.kind == "none":
             raise OptionError("num_items needs reduction mean or sum")
+        if isinstance(self.num_items, Tensor) and self.num_items.numel() != 1:
+            raise OptionError(f"num_items is one number, not a tensor of shape {list(self.num_items.shape)}")
         if not 0.0 <= smoothing <= 1.0:
             raise OptionError(f"label_smoothing is between 0 and 1, not {smoothing}")
 

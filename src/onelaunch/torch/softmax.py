@@ -13,7 +13,7 @@ from onelaunch.errors import OptionError
 from onelaunch.kernels import calls
 from onelaunch.kernels.calls import LOG_SOFTMAX, LOGSUMEXP, SOFTMAX, Scores
 from onelaunch.torch import reference
-from onelaunch.torch.launching import by_kernel, launch, machine_of, rows_of, transformed
+from onelaunch.torch.launching import by_kernel, launch, machine_of, rows_of, unknown_derivative
 from onelaunch.torch.operator import operator
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -55,7 +55,11 @@ def logsumexp(
     A row of which nothing takes part gives −inf. Several dims are copied into one unless there is only one of them.
     """
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    if any(not -max(input.ndim, 1) <= d < max(input.ndim, 1) for d in dims):
+        raise IndexError(f"dim {dim} of a tensor with {input.ndim} dimensions")
     axes = sorted(d % max(input.ndim, 1) for d in dims)
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"dim {dim} names a dimension twice")
     if len(axes) == 1 or input.ndim == 0:
         y = _apply(LOGSUMEXP, input, axes[0] if axes else 0, None, scale, softcap, mask, where, causal_offset)
         return y.unsqueeze(axes[0]) if keepdim and input.ndim else y
@@ -84,6 +88,8 @@ def _apply(
     if x.dtype not in FLOATS:
         raise TypeError(f"softmax of {x.dtype}; it takes {', '.join(map(str, FLOATS))}")
     out = dtype or (torch.float32 if _autocast(x) else x.dtype)
+    if out not in FLOATS:
+        raise TypeError(f"softmax as {out}; dtype is one of {', '.join(map(str, FLOATS))}")
     if x.ndim == 0:
         return _apply(mode, x.reshape(1), 0, out, scale, cap, mask, where, offset).reshape(())
     axis = _dim(x) if dim is None else dim
@@ -96,7 +102,9 @@ def _apply(
     mask, where = _ranked(mask, x), _ranked(where, x)
     if where is not None and where.dtype != torch.bool:
         raise TypeError(f"where is bool, not {where.dtype}")
-    if x.numel() == 0 or (mask is not None and mask.requires_grad) or (x.requires_grad and transformed()):
+    if mask is not None and mask.dtype == torch.bool:
+        raise TypeError("mask is added to the scores; a bool mask of what takes part is the argument where")
+    if x.numel() == 0 or (mask is not None and mask.requires_grad) or unknown_derivative(x):
         # Nothing to launch; or a gradient that the kernels do not give.
         return reference.softmax(x, mask, where, axis, options).to(out)
     y: Tensor = softmax_op(x, mask, where, axis, mode, options.scale, options.cap, offset, out)
