@@ -195,6 +195,8 @@ def test_wrong_arguments():
         nn.cross_entropy(x, jnp.arange(4))
     with pytest.raises(ValueError, match="weight"):
         nn.cross_entropy(x, t, weight=jnp.ones(3))
+    with pytest.raises(ValueError, match="no classes"):
+        nn.cross_entropy(x[:, :0], t)
     with pytest.raises(TypeError, match="logits"):
         nn.cross_entropy(jnp.ones((3, 9), int), t)
 

@@ -417,3 +417,14 @@ def test_operators_keep_pytorchs_rules():
     torch.library.opcheck(
         linear_rows_op.library, (x, w, b, t, None, True, False, True, *mid, -100, 0.1, *tail), test_utils=tests
     )
+
+
+def test_no_features_and_no_classes(path):
+    """Without features the logits are the bias; without classes there is nothing to choose from."""
+    b, t = seeded(9).requires_grad_(), torch.tensor([0, 8, -100])
+    loss = ot.linear_cross_entropy(torch.zeros(3, 0), torch.zeros(9, 0), t, b)
+    want = F.cross_entropy(b.expand(3, 9), t)
+    torch.testing.assert_close(loss, want)
+    torch.testing.assert_close(torch.autograd.grad(loss, b), torch.autograd.grad(want, b))
+    with pytest.raises(ValueError, match="no classes"):
+        ot.linear_cross_entropy(torch.zeros(3, 2), torch.zeros(0, 2), t)

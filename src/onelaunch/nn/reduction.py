@@ -102,6 +102,8 @@ def settle(
     classes = shape[axis]
     rows = shape[:axis] + shape[axis + 1 :]
     soft = _check(request, dtype, shape, rows, labels, num_items)
+    if not classes:
+        raise ValueError(f"logits of shape {shape} have no classes along axis {axis}")
     labels, weight = _settled(labels, weight, soft, classes)
     # Without an ignore_index one that no label has.
     ignore = -(2**31) if request.ignore_index is None or soft else request.ignore_index

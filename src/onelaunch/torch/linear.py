@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -64,11 +65,11 @@ def linear_cross_entropy(
     split = Split.of(classes, group, vocab_size)
     refuse(split, wanted, soft, target)
     factor, zfactor = factors(target, classes, class_weight, options, how, reference.wide(kind), split)
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    labels = target.reshape(-1, classes) if soft else target.reshape(-1)
+    flat = hidden.reshape(math.prod(shape), hidden.shape[-1])
+    labels = target.reshape(math.prod(shape), classes) if soft else target.reshape(-1)
     needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, weight, bias)]
     tail = (options.scale, options.cap, soft, split.group, split.part, split.first)
-    if not split.part and (target.requires_grad or not classes or unknown_derivative(hidden, weight, bias)):
+    if not split.part and (target.requires_grad or unknown_derivative(hidden, weight, bias)):
         logits = functional.linear(flat, weight, bias)
         losses, lse, entropy, best = by_reference(logits, 1, labels, class_weight, options)
     elif any(needs) and _at_once(how, wanted, grad_in_forward):
@@ -124,6 +125,8 @@ def _check(
         wanted = f"[classes, {hidden.shape[-1]}]"
         raise ValueError(f"weight has shape {list(weight.shape)}, not {wanted}; gather it first if it is sharded")
     classes = weight.shape[0]
+    if not classes:
+        raise ValueError("weight has no classes")
     for name, t in (("bias", bias), ("class_weight", class_weight)):
         if t is not None and t.shape != (classes,):
             raise ValueError(f"{name} has shape {list(t.shape)}, not [{classes}]")
