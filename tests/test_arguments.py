@@ -139,6 +139,9 @@ CALLS: dict[str, Callable[[Jit], Any]] = {
     "float64 given without x64": lambda jit: jit(lambda a: a + 1)(np.arange(3.0)),
     "bool": lambda jit: jit(lambda a: (a > 1, ~(a > 1), jnp.any(a > 1)))(X),
     "small ints": lambda jit: jit(lambda a: (a + a, a.astype(jnp.int8) * 3))(np.array([250, 3], np.uint8)),
+    "bfloat16 rounds to nearest": lambda jit: jit(lambda a: (a.astype(jnp.bfloat16), (a * 1.1).astype(jnp.bfloat16)))(
+        np.array([7e4, 3.3, -2.7e-3, 1e38, 3.39e38, np.nan, -np.inf], np.float32)
+    ),
     "no elements joined": lambda jit: jit(lambda a: jnp.concatenate([a, a], 1))(jnp.zeros((0, 1))),
     "no elements solved": lambda jit: jit(
         lambda a: (jnp.linalg.cholesky(a), jnp.linalg.det(a), jnp.linalg.inv(a), jnp.linalg.eigh(a), jnp.linalg.qr(a))

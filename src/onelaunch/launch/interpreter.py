@@ -17,6 +17,7 @@ from triton.runtime import interpreter
 from onelaunch.build import POINTERS
 from onelaunch.emit.kernel import Kernel, Param
 from onelaunch.errors import OnelaunchError
+from onelaunch.ir.types import BFLOAT16
 from onelaunch.load import load, mode
 
 _GUARD = 4096
@@ -33,6 +34,7 @@ PATCHED = (
     "create_splat",
     "create_dot",
     "create_fma",
+    "cast_impl",
 )
 
 
@@ -170,6 +172,7 @@ def _patched(kernel: Kernel, buffers: Sequence[_Buffer]) -> Iterator[None]:
     builder.create_splat = _splat
     builder.create_fma = _fused(builder.create_fma)
     builder.create_dot = _dot(builder.create_dot)
+    builder.cast_impl = _rounded(builder.cast_impl)
     try:
         yield
     finally:
@@ -192,6 +195,17 @@ def _fused(product: Any) -> Any:
             return product(x, y, z)
         exact = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
         return interpreter.TensorHandle(exact.astype(np.float32), z.dtype.scalar)
+
+    return call
+
+
+def _rounded(cast: Any) -> Any:
+    """The interpreter's casts with f32 to bfloat16 rounded to the nearest, as GPUs do; Triton's own cuts bits off."""
+
+    def call(x: Any, kind: Any) -> Any:
+        if x.dtype.scalar != tl.float32 or kind.scalar != tl.bfloat16:
+            return cast(x, kind)
+        return interpreter.TensorHandle(x.data.astype(BFLOAT16).view(np.uint16), kind.scalar)
 
     return call
 
