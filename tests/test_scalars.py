@@ -9,17 +9,15 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-import triton.language as tl
 from jax import lax
 from jax.extend.core import primitives
-from triton.runtime import interpreter
 
 from onelaunch import build, device
 from onelaunch.ir.builder import Builder
 from onelaunch.ir.interpret import run as interpret
 from onelaunch.ir.nodes import Block, Graph
 from onelaunch.ir.scalars import SCALARS
-from onelaunch.ir.types import BFLOAT16, TRITON_NAMES, is_bool, is_float
+from onelaunch.ir.types import TRITON_NAMES, is_bool, is_float
 from onelaunch.launch.interpreter import run
 from onelaunch.ops.table import RULES, inline
 from onelaunch.target import parse
@@ -53,21 +51,6 @@ PARAMETRISED = {
 def x64() -> Iterator[None]:
     with jax.enable_x64(True):
         yield
-
-
-@pytest.fixture(autouse=True)
-def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter cuts f32 to bfloat16 where every GPU rounds to nearest even."""
-    builder = interpreter.interpreter_builder
-    cut = builder.cast_impl
-
-    def cast(source: interpreter.TensorHandle, kind: tl.dtype) -> interpreter.TensorHandle:
-        if source.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:
-            bits = source.data.astype(BFLOAT16).view(np.uint16)
-            return interpreter.TensorHandle(bits, tl.bfloat16)
-        return cut(source, kind)
-
-    monkeypatch.setattr(builder, "cast_impl", cast, raising=False)
 
 
 def result_dtypes(name: str, args: list[np.ndarray]) -> list[np.dtype]:
