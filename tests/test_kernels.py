@@ -110,6 +110,7 @@ def test_vmapped_under_every_plan(case: Row, number: int) -> None:
 def test_vmap_finds_the_batch_axis() -> None:
     """Scalar programs under vmap are spread over programs, wherever the batch axis stands."""
     rows = [case for case in (*control.ROWS, *random.ROWS) if case.args and all(a.ndim == 0 for a in case.args)]
+    rows = [case for case in rows if "rbg" not in case.name]  # JAX draws a batch's numbers from its first key
     assert len(rows) >= 5
     for case in rows:
         row = walk.start(walk.batched(case))

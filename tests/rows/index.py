@@ -61,7 +61,7 @@ SLICES: list[Row] = [
         "dynamic_slices_one_array", jax.vmap(lambda x, i: lax.dynamic_slice(x, (i, 1), (2, 3)), (None, 0)), A, i32(0, 9)
     ),
     row("scatter_many_of_few", at("add"), normal(290), MANY, normal(280, seed=2), floor=1),
-    row("scatter_many_set", at("set"), normal(12), integers(0, 12, 70), normal(70, seed=2)),
+    row("scatter_70_into_12", at("set"), normal(12), integers(0, 12, 70), normal(70, seed=2)),
     row(
         "slice_of_table",
         lambda t, n: lax.fori_loop(0, n, lambda i, x: jnp.tanh(t[i] @ x), t[0, 0]),
