@@ -16,6 +16,7 @@ from onelaunch.sparse.layout import BlockLayout
 from onelaunch.torch import block_attention_reference as reference
 from onelaunch.torch.block_layouts import find
 from onelaunch.torch.block_matmul import cast, check_arrays, check_precision, in_front, matmul, on_device, room
+from onelaunch.torch.block_reference import shifted
 from onelaunch.torch.block_softmax import MASK_MODES, logsumexp, softmax
 from onelaunch.torch.launching import by_kernel, launch, unknown_derivative
 from onelaunch.torch.reference import wide
@@ -71,7 +72,7 @@ def attention(
         if mask is None and rpe is None and extent:
             mask, options = rel_logits, dataclasses.replace(options, mask_add=True, extent=extent)
         else:  # one array of all that is added
-            bias = reference.shifted(rel_logits.expand(*rel_logits.shape[:-2], *q.shape[-2:-1], extent), k.shape[-2])
+            bias = shifted(rel_logits.expand(*rel_logits.shape[:-2], *q.shape[-2:-1], extent), k.shape[-2])
             rpe = bias if rpe is None else rpe + bias
     if rpe is not None:
         mask, options = reference.merged(rpe, mask, options)

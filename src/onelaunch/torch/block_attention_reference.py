@@ -9,19 +9,8 @@ from torch import Tensor
 
 from onelaunch.kernels.attention_calls import Attention
 from onelaunch.sparse.layout import BlockLayout
+from onelaunch.torch.block_reference import shifted
 from onelaunch.torch.reference import wide
-
-
-def shifted(rel: Tensor, keys: int) -> Tensor:
-    """Relative logits (..., queries, extent) as (..., queries, keys): entry ``key - query + extent - 1``, 0 outside."""
-    queries, extent = rel.shape[-2:]
-    query = torch.arange(queries, device=rel.device)[:, None]
-    at = torch.arange(keys, device=rel.device) - query + extent - 1
-    there = (at >= 0) & (at < extent)
-    if extent == 0:
-        return rel.new_zeros(*rel.shape[:-1], keys)
-    spread = rel.gather(-1, at.clamp(0, extent - 1).expand(*rel.shape[:-1], keys))
-    return torch.where(there, spread, 0.0)
 
 
 def merged(rpe: Tensor, mask: Tensor | None, options: Attention) -> tuple[Tensor, Attention]:
