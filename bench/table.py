@@ -166,6 +166,7 @@ def coverage() -> str:
         "onelaunch, ms",
     ]
     where = machine_line(real) if real else "No GPU run yet: launches and agreement at small size, in the interpreter."
+    where += f" {run['note']}" if "note" in run else ""
     return f"**{one} of {len(body)} in one launch.** {where}\n\n{markdown(head, body)}\n\n{causes(at_small | at_real)}"
 
 
