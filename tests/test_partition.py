@@ -378,4 +378,5 @@ def test_effects_on_a_gpu(ordered: bool) -> None:
     same(onelaunch.fuse(noisy(ours, ordered))(X), jax.jit(noisy(theirs, ordered))(X))
     jax.effects_barrier()
     assert sorted(map(str, ours.seen)) == sorted(map(str, theirs.seen))
-    assert not ordered or [tag for tag, _ in ours.seen] == [tag for tag, _ in theirs.seen]
+    # JAX orders effects of one kind only: the debugging one (tag 1) is of another.
+    assert not ordered or [tag for tag, _ in ours.seen if tag != 1] == [tag for tag, _ in theirs.seen if tag != 1]

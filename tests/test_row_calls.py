@@ -156,6 +156,8 @@ def test_a_shared_row_stays_in_registers(machine, columns, options, bytes):
     assert call.function == "cross_entropy_split" and call.numbers["PARTS"] == -(-columns // call.numbers["COLS"])
     compiled = compile(call, pointers, machine.arch)
     assert "ld.global.v4" in compiled.asm["ptx"] and spilled(compiled) <= bytes
+    # The bases of the pieces and of the row stay numbers of their own: fused into a difference, they would not cancel.
+    assert len(re.findall(r"fma\.rn\.f32 .*, 0f00000000;", compiled.asm["ptx"])) >= 2
 
 
 @pytest.mark.parametrize(("columns", "size"), [(131072, 2), (262144, 4), (16384, 4)])

@@ -56,11 +56,11 @@ def base(top):
     """k and t = top k, with exp(z - top) = 2 to the power of z k - t, of which the fused product is rounded once.
 
     k is log2(e), but 1 for a maximum so large that t is rounded by more than 64, an exponent that sums could not bear:
-    scores there are equal or at least 64 apart.
+    scores there are equal or at least 64 apart. A fused product of its own, t is not taken into another one.
     """
     far: tl.constexpr = 2.0**59 if top.dtype == tl.float64 else 2.0**30
     k = tl.where(tl.abs(top) >= far, 1.0, tl.full((), 1.4426950408889634, top.dtype))
-    return k, top * k
+    return k, tl.fma(top, k, tl.zeros_like(top))
 
 
 @triton.jit
