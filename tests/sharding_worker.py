@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import onelaunch
+from onelaunch import nn
 from test_compose import fused_equations
 
 MESH = Mesh(np.array(jax.devices()), ("members",))
@@ -31,6 +32,11 @@ def ensemble(w: jax.Array, xs: jax.Array) -> jax.Array:
 def close(got: Any, want: Any, name: str) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), got, want)
     print(f"ok {name}", flush=True)
+
+
+def by_jax(x: jax.Array) -> jax.Array:
+    """The gradient of the mean cross-entropy with labels 0, 1, ..."""
+    return (jax.nn.softmax(x) - jnp.eye(*x.shape)) / x.shape[0]
 
 
 def sharded(fn: Any, out: Any = SPLIT, **options: Any) -> Any:
@@ -73,7 +79,21 @@ def main() -> None:
 
     by_pmap = jax.pmap(fused, in_axes=(None, 0))(W, XS.reshape(8, 2, 3))
     close(by_pmap.reshape(16, 3), want, "pmap")
-    close(fused(W, jax.device_put(XS, NamedSharding(MESH, SPLIT))), want, "sharded arguments without shard_map")
+    spread = jax.device_put(XS, NamedSharding(MESH, SPLIT))
+    left = onelaunch.fuse(ensemble)
+    close(left(W, spread), want, "sharded arguments without shard_map stay in XLA")
+    assert left(W, spread).sharding == jax.jit(ensemble)(W, spread).sharding
+    assert [r.stage for r in left.lower(W, spread).refusals] == ["sharding"]
+    try:
+        fused(W, spread)
+        raise AssertionError("strict on several devices")
+    except onelaunch.FusionError as error:
+        assert error.stage == "sharding" and left.lower(W, spread).launches == 0
+    logits = jnp.linspace(-2, 2, 16 * 40).reshape(16, 40) ** 3
+    rows = jax.value_and_grad(lambda x: nn.cross_entropy(x, jnp.arange(2)))
+    close(sharded(lambda _, x: rows(x)[1])(W, logits), sharded(lambda _, x: by_jax(x))(W, logits), "rows, op by op")
+    there = jax.device_put(logits, NamedSharding(MESH, SPLIT))
+    assert nn.softmax(there).sharding == jax.jit(jax.nn.softmax)(there).sharding
     there = jax.device_put(XS, jax.devices()[3])
     result = fused(jax.device_put(W, jax.devices()[3]), there)
     assert result.devices() == {jax.devices()[3]}

@@ -206,7 +206,7 @@ def test_symbolic_shapes_stay_in_xla() -> None:
     fused = onelaunch.fuse(steps)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        exported = jax.export.export(fused._jitted, platforms=["cpu", "cuda"])(struct)
+        exported = jax.export.export(fused, platforms=["cpu", "cuda"])(struct)
     np.testing.assert_allclose(exported.call(X), jax.jit(steps)(X), rtol=1e-6)
     (refusal,) = fused.lower(struct).refusals
     assert refusal.stage == "trace" and "(n,)" in refusal.why and refusal.where is not None

@@ -6,7 +6,7 @@ import jax
 from jax.extend import core
 
 from onelaunch import build, partition
-from onelaunch.errors import BuildError
+from onelaunch.errors import BuildError, Refusal
 from onelaunch.launch import jax as launch
 from onelaunch.ops.launches import Launches, turns
 from onelaunch.partition import Placed, describe, placed
@@ -17,8 +17,15 @@ from onelaunch.single import place_of
 from onelaunch.target import Target
 
 
-def explain(name: str, program: Program, machine: Target | None) -> Explanation:
-    """The account of a program; its kernels are compiled for ``machine``, unless that is None."""
+def explain(name: str, program: Program, machine: Target | None, spread: Refusal | None = None) -> Explanation:
+    """The account of a program; its kernels are compiled for ``machine``, unless that is None.
+
+    ``spread``: why it is left to XLA where its arguments lie on several devices.
+    """
+    if spread is not None:
+        before = _before(program)
+        reason = f"refused: {spread.why}"
+        return Explanation(name, spread.where, before, (), before.launches, before.us, reason, (spread,))
     found = [Placed(program)] if program.fused.kernel is not None else []
     total = Launches(len(found), program.fused.kernel_us)
     if program.parts is not None:

@@ -15,7 +15,7 @@ from onelaunch import account, build, compat, derive, target
 from onelaunch.emit.kernel import Kernel
 from onelaunch.errors import REPORT, FusionError, OptionError, Refusal, Where
 from onelaunch.launch import jax as launch
-from onelaunch.primitive import Program, run_parts
+from onelaunch.primitive import Program, run_parts, spread_refusal
 from onelaunch.report.explain import Explanation
 from onelaunch.schedule.plan import Plan
 from onelaunch.single import Fused
@@ -37,6 +37,8 @@ class Lowered:
 
     name: str
     program: Program
+    #: why there is no kernel for arguments that lie on several devices
+    spread: Refusal | None = None
 
     @property
     def fused(self) -> Fused:
@@ -45,21 +47,22 @@ class Lowered:
 
     @property
     def launches(self) -> int:
-        return len(self.program.kernels)
+        return len(self.kernels)
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
-        return self.program.refusals
+        return self.program.refusals if self.spread is None else (self.spread,)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """The generated kernels: one for all of the program, or those between what stays in XLA."""
-        return tuple(p.fused.kernel for p in self.program.kernels if p.fused.kernel is not None)
+        found = self.program.kernels if self.spread is None else ()
+        return tuple(p.fused.kernel for p in found if p.fused.kernel is not None)
 
     @property
     def kernel(self) -> Kernel:
         """The kernel that all of the program is; FusionError if it is not one."""
-        if self.fused.kernel is None:
+        if self.fused.kernel is None or self.spread is not None:
             raise FusionError(self.refusals[0])
         return self.fused.kernel
 
@@ -87,7 +90,7 @@ class Lowered:
 
         ``compile``: whether to compile the kernels for ``target`` (as in ``compile``), for their registers and spills.
         """
-        return account.explain(self.name, self.program, _target(target) if compile else None)
+        return account.explain(self.name, self.program, _target(target) if compile else None, self.spread)
 
 
 def explain(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
@@ -228,10 +231,16 @@ class fuse:
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Trace for the types of ``args`` (arrays or ``jax.ShapeDtypeStruct``) and generate the kernel."""
         closed = self._plain.trace(*args, **kwargs).jaxpr
-        lowered = Lowered(self._name, Program(closed, self._name, self.interpret, self.fallback == "error"))
+        program = Program(closed, self._name, self.interpret, self.fallback == "error")
+        several = compat.devices(jax.tree.leaves((args, kwargs))) > 1
+        lowered = Lowered(self._name, program, spread_refusal(program) if several else None)
         if self.fallback == "error" and lowered.refusals:
             raise FusionError(lowered.refusals[0])
         return lowered
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """The traced function, as ``jax.jit`` gives it: for ``jax.export`` and whatever else takes those."""
+        return self._jitted.trace(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         return self._plain.eval_shape(*args, **kwargs)

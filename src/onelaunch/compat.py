@@ -21,6 +21,8 @@ from onelaunch.errors import Where
 PRIVATE = {
     "jax._src.source_info_util.user_frame": "file and line of an equation (jax.extend only gives a summary string)",
     "jax._src.stages.Traced._consts": "the tracers a function closes over: they lead the arguments of its traced jaxpr",
+    "jax._src.sharding_impls.ShardingContext.num_devices": "over how many devices XLA spreads what is being lowered",
+    "jax._src.sharding_impls.SPMDAxisContext.manual_axes": "the same under shard_map",
     "jax.core.ShapedArray.manual_axis_type": "shard_map's record of the axes along which a value differs",
     "jaxlib.gpu_triton": "importing it registers jaxlib's launcher of Triton kernels with XLA",
 }
@@ -56,6 +58,21 @@ def jit_is_disabled() -> bool:
 def varying(aval: Any) -> frozenset[Any]:
     """The mesh axes along which a value differs between devices, as ``shard_map`` with ``check_vma`` tracks them."""
     return frozenset(aval.manual_axis_type.varying)
+
+
+def spread_by_xla(ctx: Any) -> bool:
+    """Whether XLA spreads what is being lowered over several devices: but for all that ``shard_map`` does."""
+    context = ctx.module_context.axis_context
+    mesh = getattr(context, "mesh", None)
+    if mesh is not None:
+        return any(size > 1 for name, size in mesh.shape.items() if name not in context.manual_axes)
+    return (getattr(context, "num_devices", None) or 1) > 1
+
+
+def devices(arrays: Any) -> int:
+    """The greatest number of devices over which one of some arrays (or their types) lies."""
+    shardings = (getattr(a, "sharding", None) for a in arrays if not isinstance(a, jax.core.Tracer))
+    return max((len(s.device_set) for s in shardings if isinstance(s, jax.sharding.Sharding)), default=1)
 
 
 def array_like(aval: Any, shape: tuple[int, ...], dtype: Any) -> ShapedArray:

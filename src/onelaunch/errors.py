@@ -26,7 +26,8 @@ class Refusal:
     """Why a part of a program stays in XLA: where, what (the primitive), why, and what to do.
 
     stage: what found it: "trace" (a primitive, dtype or effect), "cost" (a kernel would lose), "limits" (it would take
-    more than a GPU has), "internal" (a fault of onelaunch, to be reported), "build" (Triton) or "launch".
+    more than a GPU has), "sharding" (arrays on several devices, outside of ``shard_map``), "internal" (a fault of
+    onelaunch, to be reported), "build" (Triton) or "launch".
     """
 
     where: Where | None

@@ -171,11 +171,22 @@ def run_parts(parts: Parts, args: Sequence[Any]) -> list[Any]:
     return partition.run(parts, args, lambda program, xs: program.bind(*xs))
 
 
+def spread_refusal(program: Program) -> Refusal:
+    """Why a program on arrays that lie over several devices, outside of ``shard_map``, is no kernel."""
+    why = "its arrays lie on several devices, and XLA, which divides the work between them, can't divide a kernel"
+    fix = "Call it in jax.shard_map, where each device launches the kernel on its part."
+    return Refusal(place_of(program.closed), program.name, why, fix, "sharding")
+
+
 def _lower(ctx: Any, *args: Any, program: Program, kernel: bool) -> Any:
     """``kernel``: whether this platform can run the program's kernel, if it has one."""
+    spread = compat.spread_by_xla(ctx)
+    if spread and program.strict:
+        raise FusionError(spread_refusal(program))
     if program.strict and program.fused.refusals:  # of a derivative or a batch: fuse raises for the function itself
         raise FusionError(program.fused.refusals[0])
     fun = program.by_xla
+    kernel = kernel and not spread
     if kernel and not program.warned and program.fused.kernel is not None:
         fun = program.by_kernel
     elif kernel and program.parts is not None:
@@ -189,7 +200,7 @@ def _lower_cpu(ctx: Any, *args: Any, call_jaxpr: core.ClosedJaxpr, program: Prog
 
 def _lower_gpu(ctx: Any, *args: Any, call_jaxpr: core.ClosedJaxpr, program: Program) -> Any:
     """The kernel if Triton can build it; else XLA, with one warning that says how to report it."""
-    found = program.fused.kernel is None or program.builds
+    found = compat.spread_by_xla(ctx) or program.fused.kernel is None or program.builds
     return _lower(ctx, *args, program=program, kernel=found)
 
 

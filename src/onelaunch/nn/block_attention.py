@@ -21,7 +21,7 @@ from onelaunch.kernels.layout import broadcast, contiguous
 from onelaunch.nn import block_attention_reference as reference
 from onelaunch.nn.block_matmul import check_arrays, check_precision, room, table
 from onelaunch.nn.block_reference import shifted
-from onelaunch.nn.primitive import assemble, bind
+from onelaunch.nn.primitive import assemble, bind, ruled
 from onelaunch.nn.softmax import wide
 from onelaunch.sparse.layout import BlockLayout
 
@@ -88,7 +88,7 @@ def attention(
     if 0 in (*q4.shape, *v4.shape):
         out, lse = reference.attention(q4, k4, v4, pad, mask, layout, options)
     else:
-        out, lse = _attention(options, layout, q4, k4, v4, pad, mask)
+        out, lse = ruled(_attention, options, layout)(q4, k4, v4, pad, mask)
     out, lse = out.reshape(*full[:-1], v.shape[-1]), lse.reshape(full[:-1])
     return (out, lse) if return_lse else out
 

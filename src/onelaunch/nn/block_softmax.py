@@ -19,7 +19,7 @@ from onelaunch.kernels.block_calls import BlockScores
 from onelaunch.kernels.calls import LOG_SOFTMAX, LOGSUMEXP, SOFTMAX
 from onelaunch.kernels.layout import broadcast
 from onelaunch.nn import block_reference
-from onelaunch.nn.primitive import assemble, bind
+from onelaunch.nn.primitive import assemble, bind, ruled
 from onelaunch.nn.softmax import wide
 from onelaunch.sparse.layout import BlockLayout
 
@@ -98,7 +98,7 @@ def _apply(
     if x.size == 0:
         y = block_reference.softmax(flat, fitted, layout, options).astype(x.dtype)
     else:
-        y = _rows(options, layout, inplace, flat, *fitted)
+        y = ruled(_rows, options, layout, inplace)(flat, *fitted)
     return y.reshape(*lead, *layout.shape[:-1]) if mode == LOGSUMEXP else y.reshape(x.shape)
 
 

@@ -13,7 +13,7 @@ from onelaunch.kernels import tiles
 from onelaunch.kernels.calls import Loss
 from onelaunch.nn import vocabulary
 from onelaunch.nn.cross_entropy_rows import Ask, Gradient, Losses, by_xla
-from onelaunch.nn.primitive import bind
+from onelaunch.nn.primitive import bind, ruled
 from onelaunch.nn.reduction import CrossEntropyOutput, Request, finish, output, settle, together
 from onelaunch.nn.softmax import wide
 
@@ -77,12 +77,12 @@ def cross_entropy(
     rows = logits.shape[:axis] + logits.shape[axis + 1 :]
     if job.whole and axis_name is None and logits.size:
         factor, zfactor = together(logits, job.factor, job.zfactor)[1:]
-        loss, best = _whole(
-            job.options, axis, job.ask, logits, labels, weight, width, jnp.broadcast_to(factor, rows), zfactor
+        loss, best = ruled(_whole, job.options, axis, job.ask)(
+            logits, labels, weight, width, jnp.broadcast_to(factor, rows), zfactor
         )
         return output(job, loss, None, None, best, None)
     if logits.size:
-        found = _rows(job.options, axis, job.ask, logits, labels, weight, width)
+        found = ruled(_rows, job.options, axis, job.ask)(logits, labels, weight, width)
     else:
         found = by_xla(job.options, job.ask, axis, logits, labels, weight, width)
     losses, lse, mass, best, peak, entropy = found

@@ -15,6 +15,7 @@ from onelaunch.kernels.calls import Loss
 from onelaunch.nn import chunks, vocabulary
 from onelaunch.nn.cross_entropy import gradient_of, known, losses_of, sum_of
 from onelaunch.nn.cross_entropy_rows import Ask, by_xla
+from onelaunch.nn.primitive import ruled
 from onelaunch.nn.reduction import Request, finish, output, settle, together
 from onelaunch.nn.softmax import wide
 
@@ -94,13 +95,13 @@ def linear_cross_entropy(
     head = Head(weight, bias, class_weight, width)
     if job.whole and flat.shape[0] and classes:
         rows = (jnp.broadcast_to(a, lead).reshape(-1) for a in (factor, zfactor))
-        loss, best, peak = _whole(plan, flat, *head[:2], target, *head[2:], *rows)
+        loss, best, peak = ruled(_whole, plan)(flat, *head[:2], target, *head[2:], *rows)
         if axis_name is not None:
             loss = lax.psum(loss, axis_name)
             best = vocabulary.largest(lax.stop_gradient(peak), best, classes, axis_name)
         return output(job, loss, None, None, best.reshape(lead) if request.argmax else None, None)
     if flat.shape[0] and classes:
-        found = _rows(plan, flat, *head[:2], target, *head[2:])
+        found = ruled(_rows, plan)(flat, *head[:2], target, *head[2:])
     else:
         x = _scores(plan, flat, head)
         found = by_xla(plan.options, plan.ask, 1, x, target, class_weight, width)

@@ -69,6 +69,15 @@ def alike(arrays: Sequence[Any]) -> list[Any]:
     return [jax.lax.pcast(a, more, to="varying") if more else a for a, more in zip(arrays, missing)]
 
 
+def ruled(rule: Any, *options: Any) -> Callable[..., Any]:
+    """A ``custom_vjp`` under its options, to be called on arrays; in one piece under ``shard_map``.
+
+    shard_map outside of ``jax.jit`` runs op by op, and can't do so with rules that see symbolic zeros.
+    """
+    fun = functools.partial(rule, *options)
+    return jax.jit(fun) if jax.sharding.get_abstract_mesh().manual_axes else fun
+
+
 def assemble(call: Call, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Kernel:
     """The kernel of a call whose arrays have these shapes and dtypes (None: no array)."""
     arguments: dict[str, Any] = dict(call.numbers)
@@ -166,12 +175,17 @@ def _by_xla(*args: Any, function: Function) -> list[Any]:
 
 
 def _lower(ctx: Any, *args: Any, function: Function, interpret: bool) -> Any:
-    rule = _by_kernel if interpret else _by_xla
+    rule = _by_kernel if interpret and not compat.spread_by_xla(ctx) else _by_xla
     return mlir.lower_fun(rule, multiple_results=True)(ctx, *args, function=function)
 
 
 def _lower_gpu(ctx: Any, *args: Any, function: Function, interpret: bool) -> Any:
-    """The kernel if Triton can build it; else XLA, with one warning that says how to report it."""
+    """The kernel if Triton can build it; else XLA, with one warning that says how to report it.
+
+    What XLA spreads over several devices it runs itself: it can't divide a kernel, and would gather the rows first.
+    """
+    if compat.spread_by_xla(ctx):
+        return mlir.lower_fun(_by_xla, multiple_results=True)(ctx, *args, function=function)
     rule = _by_kernel
     with _on_gpu():
         try:

@@ -17,7 +17,7 @@ from onelaunch.errors import OptionError
 from onelaunch.kernels import calls, tiles
 from onelaunch.kernels.calls import LOG_SOFTMAX, LOGSUMEXP, SOFTMAX, Scores
 from onelaunch.kernels.layout import Rows, broadcast, collapse, contiguous
-from onelaunch.nn.primitive import assemble, bind, front, machine
+from onelaunch.nn.primitive import assemble, bind, front, machine, ruled
 
 Axis = int | Sequence[int] | None
 
@@ -108,7 +108,7 @@ def _ranked(a: Any, x: jax.Array) -> Any:
 def _call(options: Scores, axis: int, x: jax.Array, mask: Any, keep: Any) -> jax.Array:
     if x.size == 0:
         return by_xla(options, axis, x, mask, keep)
-    return _rows(options, axis, x, mask, keep)
+    return ruled(_rows, options, axis)(x, mask, keep)
 
 
 def by_xla(options: Scores, axis: int, x: jax.Array, mask: Any, keep: Any) -> jax.Array:
