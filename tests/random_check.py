@@ -8,8 +8,11 @@ runs so many programs by number and reports each that differs.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -93,16 +96,15 @@ def check(source: random.Random, kernel: bool) -> tuple[str, str]:
         return found or "same", c.name
 
 
-def main() -> None:
-    """Run programs by number; print those that differ, and the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--kernels", type=int, default=4, help="one program in so many runs as a kernel, interpreted")
-    options = parser.parse_args()
+def one_process(options: argparse.Namespace) -> dict[str, int]:
+    """Run programs by number until the time is over; print those that differ. How many had each verdict."""
     verdicts: dict[str, int] = {}
-    for n in range(options.first, options.first + options.count):
+    begun = time.monotonic()
+    for k, n in enumerate(range(options.first, options.first + options.count, options.step)):
         start = time.perf_counter()
+        if options.seconds and time.monotonic() - begun > options.seconds:
+            verdicts["not run"] = len(range(n, options.first + options.count, options.step))
+            break
         try:
             verdict, name = check(random.Random(n), n % options.kernels == 0)
         except Exception as error:
@@ -111,10 +113,43 @@ def main() -> None:
         verdicts[kind] = verdicts.get(kind, 0) + 1
         if kind != "same":
             print(f"{n} ({name}, {time.perf_counter() - start:.1f} s): {verdict}", flush=True)
-        if n % 100 == 99:
-            print(f"{n + 1}: {verdicts}", flush=True)
+        if k % 100 == 99:
+            print(f"up to {n}: {verdicts}", flush=True)
             jax.clear_caches()
-    print(verdicts)
+    return verdicts
+
+
+def several(options: argparse.Namespace) -> dict[str, int]:
+    """The same by several processes, each with every so manyth program."""
+    command = [sys.executable, __file__, "--count", str(options.count), "--kernels", str(options.kernels)]
+    command += ["--seconds", str(options.seconds), "--step", str(options.processes)]
+    running = []
+    for k in range(options.processes):
+        more = ["--first", str(options.first + k), "--count", str(options.count - k)]
+        running.append(subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True))
+    total: dict[str, int] = {}
+    for process in running:
+        *found, last = process.communicate()[0].splitlines() or ["{}"]
+        print("\n".join(line for line in found if not line.startswith("up to")), flush=True)
+        if process.returncode:
+            total["processes that ended early"] = total.get("processes that ended early", 0) + 1
+            continue
+        for kind, count in json.loads(last).items():
+            total[kind] = total.get(kind, 0) + count
+    return total
+
+
+def main() -> None:
+    """Run programs by number; print those that differ, and at the end the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=2000, help="numbers from the first on")
+    parser.add_argument("--step", type=int, default=1, help="every so manyth of them")
+    parser.add_argument("--kernels", type=int, default=4, help="one program in so many runs as a kernel, interpreted")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0, help="start no program after so many seconds (0: all run)")
+    options = parser.parse_args()
+    print(json.dumps(several(options) if options.processes > 1 else one_process(options)))
 
 
 if __name__ == "__main__":
