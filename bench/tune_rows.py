@@ -1,28 +1,32 @@
 """Measures the tiles of softmax and cross-entropy on the GPU at hand and writes them to kernels/tuned.json.
 
-    python bench/tune_rows.py [--limit SECONDS] [--only KERNEL ...]
+    python bench/tune_rows.py [--limit SECONDS] [--only KERNEL ...] [--sizes BYTES ...] [--upto COLUMNS ...]
 
 For each kernel ("softmax forward", "softmax backward", "cross_entropy"), element size and number of columns every
 candidate tile runs on the same arrays, its values are compared with those of the rule's tile, and the fastest is kept,
-with the fraction of a copy's rate that it reached. A worker tries them; where it hangs or dies the supervisor starts
-another after the culprit. Nothing is tuned at a call: the file is part of the package.
+with the fraction of a copy's rate that it reached. Workers share the candidates: they compile side by side and time one
+after another; where one hangs or dies its supervisor starts another after the culprit. All trials are written to
+tune_rows.jsonl. Nothing is tuned at a call: the file is part of the package.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import machine
-from process import ROOT, write_json
+from process import ROOT, exclusive, write_json
 
 sys.path.insert(0, str(ROOT / "src"))
 
@@ -33,8 +37,10 @@ STEPS = {512: 256, 2048: 1024, 4096: 4096, 8192: 8192, 16384: 16384, 32768: 3200
          262144: 256000, 524288: 500000}  # fmt: skip
 #: Bytes of an array of a trial.
 SIZE = 2**30
+#: Processes that compile side by side.
+WORKERS = 12
 #: Seconds without an answer after which a trial counts as hanging.
-PATIENCE = 30.0
+PATIENCE = 90.0
 
 
 @dataclass(frozen=True)
@@ -51,20 +57,21 @@ class Trial:
     packed: bool
 
 
-def trials(kernels: list[str]) -> list[Trial]:
-    """All candidates: 16 bytes to 64 elements a thread, at most 32 programs a row."""
+def trials(kernels: list[str], sizes: list[int], steps: list[int]) -> list[Trial]:
+    """All candidates: 16 bytes to 128 a thread, at most 32 programs a row."""
     found = []
     for kernel in kernels:
-        for size in (4, 2):
-            for upto, columns in STEPS.items():
+        for size in sizes:
+            for upto in steps:
                 if kernel != "cross_entropy" or upto > 16384:
-                    found += [Trial(kernel, size, upto, columns, *tile) for tile in tiles(kernel, size, upto)]
+                    found += [Trial(kernel, size, upto, STEPS[upto], *tile) for tile in tiles(kernel, size, upto)]
     return found
 
 
 def tiles(kernel: str, size: int, upto: int) -> list[tuple[int, int, int | None, bool]]:
     """Elements of a program, warps, bound on registers, packed."""
     packed_only = kernel == "cross_entropy"
+    kinds = (True,) if packed_only else (False, True) if kernel == "softmax forward" and size == 2 else (False,)
     found: list[tuple[int, int, int | None, bool]] = []
     for elements in (2**k for k in range(9, 16)):
         fits = elements >= upto or (upto > 16384 and elements >= 4096 and upto // elements <= 32)
@@ -74,13 +81,16 @@ def tiles(kernel: str, size: int, upto: int) -> list[tuple[int, int, int | None,
             each = elements // warps // 32
             if each * size < 16 or each > 64:
                 continue
-            if not packed_only and each <= (64 if size == 4 else 32):
-                found.append((elements, warps, None, False))
-            if size == 2 and each == 64 and kernel != "softmax backward":
-                found += [(elements, warps, registers, True) for registers in (64, 80)]
-            if packed_only and size == 4 and each <= 32:
-                found.append((elements, warps, None, True))
+            for packed in kinds:
+                held = each * (size if packed else 4) // 4
+                if not packed or held >= 16 or packed_only:
+                    found += [(elements, warps, registers, packed) for registers in bounds(held)]
     return found
+
+
+def bounds(held: int) -> list[int | None]:
+    """On a thread's registers: none, and such as leave little or some room beside those that hold the row's piece."""
+    return [None] if held < 16 else [None, held + 32, held + 48]
 
 
 def prepare(trial: Trial) -> tuple[Callable[[], Any], int]:
@@ -116,7 +126,7 @@ def milliseconds(run: Callable[[], Any]) -> float:
     return statistics.median(start.elapsed_time(stop) for start, stop in events)
 
 
-def work(kernels: list[str], first: int, path: Path) -> None:
+def work(some: list[Trial], first: int, path: Path) -> None:
     """Time the trials from number ``first`` on; a JSON line each."""
     import torch
 
@@ -124,7 +134,7 @@ def work(kernels: list[str], first: int, path: Path) -> None:
 
     shape: Any = None
     with path.open("a") as out:
-        for number, trial in enumerate(trials(kernels)[first:], first):
+        for number, trial in enumerate(some[first:], first):
             record: dict[str, Any] = {"number": number, **asdict(trial)}
             try:
                 if shape != (trial.kernel, trial.size, trial.columns):
@@ -139,7 +149,8 @@ def work(kernels: list[str], first: int, path: Path) -> None:
                 tile = (height, min(width, trial.elements), trial.warps, trial.registers, parts, trial.packed)
                 with chosen.forced(*tile):
                     torch.testing.assert_close(call()[:8].float(), want, rtol=2e-2, atol=1e-5)
-                    record["ms"] = milliseconds(call)
+                    with exclusive():
+                        record["ms"] = milliseconds(call)
                 record["bytes"] = moved
             except Exception as failure:
                 record["failure"] = f"{type(failure).__name__}: {failure}"[:200]
@@ -147,23 +158,24 @@ def work(kernels: list[str], first: int, path: Path) -> None:
             out.flush()
 
 
-def supervise(kernels: list[str], limit: float, path: Path) -> list[dict[str, Any]]:
-    """Run workers until all trials are answered or the time is up."""
-    path.write_text("")
-    start, first, count = time.monotonic(), 0, len(trials(kernels))
-    while first < count and time.monotonic() - start < limit:
-        command = [sys.executable, __file__, "--worker", str(first), "--path", str(path), "--only", *kernels]
-        worker, size, since = subprocess.Popen(command), -1, time.monotonic()
-        while worker.poll() is None:
-            time.sleep(0.5)
-            if path.stat().st_size != size:
-                size, since = path.stat().st_size, time.monotonic()
-            if time.monotonic() - since > PATIENCE or time.monotonic() - start > limit:
-                worker.kill()
-                worker.wait()
-        answered = [json.loads(line)["number"] for line in path.read_text().splitlines()]
-        first = max(answered, default=first - 1) + 2  # after the culprit, if one there was
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def supervise(passed: list[str], count: int, worker: int, limit: float) -> list[dict[str, Any]]:
+    """Run a worker until its ``count`` trials are answered or the time is up."""
+    start, first = time.monotonic(), 0
+    with tempfile.NamedTemporaryFile(mode="r") as file:
+        path = Path(file.name)
+        while first < count and time.monotonic() - start < limit:
+            command = [sys.executable, __file__, "--worker", str(worker), "--first", str(first), "--path", file.name]
+            process, size, since = subprocess.Popen([*command, *passed]), -1, time.monotonic()
+            while process.poll() is None:
+                time.sleep(0.5)
+                if path.stat().st_size != size:
+                    size, since = path.stat().st_size, time.monotonic()
+                if time.monotonic() - since > PATIENCE or time.monotonic() - start > limit:
+                    process.kill()
+                    process.wait()
+            answered = [json.loads(line)["number"] for line in path.read_text().splitlines()]
+            first = max(answered, default=first - 1) + 2  # after the culprit, if one there was
+        return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def best(records: list[dict[str, Any]], rate: float) -> dict[str, list[dict[str, Any]]]:
@@ -197,25 +209,45 @@ def copy_rate() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=float, default=900.0)
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds")
     parser.add_argument("--only", nargs="*", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--sizes", nargs="*", type=int, choices=(4, 2), default=[4, 2], help="bytes of an element")
+    parser.add_argument("--upto", nargs="*", type=int, choices=STEPS, default=list(STEPS), help="columns of entries")
+    parser.add_argument("--log", type=Path, default=Path("tune_rows.jsonl"))
+    parser.add_argument("--dry", action="store_true", help="measure, but leave the file as it is")
     parser.add_argument("--worker", type=int)
-    parser.add_argument("--path", type=Path, default=Path("tune_rows.log"))
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--path", type=Path)
     options = parser.parse_args()
+    found = trials(options.only, options.sizes, options.upto)
     if options.worker is not None:
-        work(options.only, options.worker, options.path)
+        work(found[options.worker :: WORKERS], options.first, options.path)
         return
     import torch
 
     major, minor = torch.cuda.get_device_capability()
     where, rate = machine.describe(), copy_rate()
-    records = supervise(options.only, options.limit, options.path)
+    passed = ["--only", *options.only, "--sizes", *map(str, options.sizes), "--upto", *map(str, options.upto)]
+    with tempfile.NamedTemporaryFile() as lock, ThreadPoolExecutor(WORKERS) as pool:
+        os.environ["BENCH_LOCK"] = lock.name
+        counts = [len(found[worker::WORKERS]) for worker in range(WORKERS)]
+        shares = pool.map(lambda w: supervise(passed, counts[w], w, options.limit), range(WORKERS))
+        records = [record for share in shares for record in share]
+    options.log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    print(f"{len(records)} of {len(found)} trials, {sum('failure' in r for r in records)} failed")
     tables = json.loads(TUNED.read_text())
     known = tables.get(f"{10 * major + minor}", {"tiles": {}})
     facts = {"gpu": where["gpu"], "date": str(where["date"])[:10], "triton": machine.version("triton")}
-    found = known["tiles"] | best(records, rate)
-    tables[f"{10 * major + minor}"] = facts | {"copy_gb_s": round(rate / 1e6), "tiles": found}
-    write_json(TUNED, tables)
+    measured = best(records, rate)
+    for kernel, entries in measured.items():
+        steps = {entry["upto"]: entry for entry in known["tiles"].get(kernel, [])}
+        steps |= {entry["upto"]: entry for entry in entries}
+        known["tiles"][kernel] = [steps[upto] for upto in sorted(steps)]
+        for entry in entries:
+            print(kernel, json.dumps(entry))
+    tables[f"{10 * major + minor}"] = facts | {"copy_gb_s": round(rate / 1e6), "tiles": known["tiles"]}
+    if not options.dry:
+        write_json(TUNED, tables)
 
 
 if __name__ == "__main__":
