@@ -5,8 +5,9 @@
 For each kernel ("softmax forward", "softmax backward", "cross_entropy"), element size and number of columns every
 candidate tile runs on the same arrays, its values are compared with those of the rule's tile, and the fastest is kept,
 with the fraction of a copy's rate that it reached. Workers share the candidates: they compile side by side and time one
-after another; where one hangs or dies its supervisor starts another after the culprit. All trials are written to
-tune_rows.jsonl. Nothing is tuned at a call: the file is part of the package.
+after another; where one hangs or dies its supervisor starts another after the culprit. All trials are written to a log,
+tune_rows.jsonl, and what an earlier run left there is not tried again. Nothing is tuned at a call: the file is part of
+the package.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -21,12 +23,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import machine
-from process import ROOT, exclusive, write_json
+from process import ROOT, exclusive
 
 sys.path.insert(0, str(ROOT / "src"))
 
@@ -58,7 +60,7 @@ class Trial:
 
 
 def trials(kernels: list[str], sizes: list[int], steps: list[int]) -> list[Trial]:
-    """All candidates: 16 bytes to 128 a thread, at most 32 programs a row."""
+    """All candidates: 16 to 512 bytes a thread, at most 32 programs a row."""
     found = []
     for kernel in kernels:
         for size in sizes:
@@ -74,12 +76,12 @@ def tiles(kernel: str, size: int, upto: int) -> list[tuple[int, int, int | None,
     kinds = (True,) if packed_only else (False, True) if kernel == "softmax forward" and size == 2 else (False,)
     found: list[tuple[int, int, int | None, bool]] = []
     for elements in (2**k for k in range(9, 16)):
-        fits = elements >= upto or (upto > 16384 and elements >= 4096 and upto // elements <= 32)
+        fits = elements >= upto or (upto > 16384 and elements >= 2048 and upto // elements <= 32)
         if not fits or elements > 2 * max(upto, 1024):
             continue
         for warps in (1, 2, 4, 8, 16, 32):
             each = elements // warps // 32
-            if each * size < 16 or each > 64:
+            if each * size < 16 or each > 128:
                 continue
             for packed in kinds:
                 held = each * (size if packed else 4) // 4
@@ -90,7 +92,7 @@ def tiles(kernel: str, size: int, upto: int) -> list[tuple[int, int, int | None,
 
 def bounds(held: int) -> list[int | None]:
     """On a thread's registers: none, and such as leave little or some room beside those that hold the row's piece."""
-    return [None] if held < 16 else [None, held + 32, held + 48]
+    return [None] if held < 16 else [None, held + 32, held + 40, held + 48]
 
 
 def prepare(trial: Trial) -> tuple[Callable[[], Any], int]:
@@ -178,6 +180,12 @@ def supervise(passed: list[str], count: int, worker: int, limit: float) -> list[
         return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def answered(log: Path) -> dict[Trial, dict[str, Any]]:
+    """The trials in a log, with their records."""
+    records = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return {Trial(**{field.name: record[field.name] for field in fields(Trial)}): record for record in records}
+
+
 def best(records: list[dict[str, Any]], rate: float) -> dict[str, list[dict[str, Any]]]:
     """The fastest tile of every kernel, size and step, as the file holds them."""
     table: dict[str, dict[int, dict[str, Any]]] = {}
@@ -207,6 +215,12 @@ def copy_rate() -> float:
     return max(rates)
 
 
+def shown(tables: dict[str, Any]) -> str:
+    """The file's text: an entry on each line."""
+    text = json.dumps(tables, indent=1)
+    return re.sub(r"{\s*(\"upto\"[^}]*?)\s*}", lambda m: "{" + re.sub(r"\s+", " ", m[1]) + "}", text) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=float, default=900.0, help="seconds")
@@ -219,7 +233,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--path", type=Path)
     options = parser.parse_args()
-    found = trials(options.only, options.sizes, options.upto)
+    found, known = trials(options.only, options.sizes, options.upto), answered(options.log)
+    found = [trial for trial in found if trial not in known]
     if options.worker is not None:
         work(found[options.worker :: WORKERS], options.first, options.path)
         return
@@ -228,26 +243,27 @@ def main() -> None:
     major, minor = torch.cuda.get_device_capability()
     where, rate = machine.describe(), copy_rate()
     passed = ["--only", *options.only, "--sizes", *map(str, options.sizes), "--upto", *map(str, options.upto)]
+    passed += ["--log", str(options.log)]
     with tempfile.NamedTemporaryFile() as lock, ThreadPoolExecutor(WORKERS) as pool:
         os.environ["BENCH_LOCK"] = lock.name
         counts = [len(found[worker::WORKERS]) for worker in range(WORKERS)]
         shares = pool.map(lambda w: supervise(passed, counts[w], w, options.limit), range(WORKERS))
-        records = [record for share in shares for record in share]
+        records = [*known.values(), *(record for share in shares for record in share)]
     options.log.write_text("".join(json.dumps(record) + "\n" for record in records))
-    print(f"{len(records)} of {len(found)} trials, {sum('failure' in r for r in records)} failed")
+    print(f"{len(records)} trials, {len(known)} of an earlier run; {sum('failure' in r for r in records)} failed")
     tables = json.loads(TUNED.read_text())
-    known = tables.get(f"{10 * major + minor}", {"tiles": {}})
+    table = tables.get(f"{10 * major + minor}", {"tiles": {}})
     facts = {"gpu": where["gpu"], "date": str(where["date"])[:10], "triton": machine.version("triton")}
     measured = best(records, rate)
     for kernel, entries in measured.items():
-        steps = {entry["upto"]: entry for entry in known["tiles"].get(kernel, [])}
+        steps = {entry["upto"]: entry for entry in table["tiles"].get(kernel, [])}
         steps |= {entry["upto"]: entry for entry in entries}
-        known["tiles"][kernel] = [steps[upto] for upto in sorted(steps)]
+        table["tiles"][kernel] = [steps[upto] for upto in sorted(steps)]
         for entry in entries:
             print(kernel, json.dumps(entry))
-    tables[f"{10 * major + minor}"] = facts | {"copy_gb_s": round(rate / 1e6), "tiles": known["tiles"]}
+    tables[f"{10 * major + minor}"] = facts | {"copy_gb_s": round(rate / 1e6), "tiles": table["tiles"]}
     if not options.dry:
-        write_json(TUNED, tables)
+        TUNED.write_text(shown(tables))
 
 
 if __name__ == "__main__":

@@ -325,3 +325,20 @@ def test_wrong_tensors():
         ce(seeded(3, 9), torch.zeros(3, dtype=torch.uint8))
     with pytest.raises(TypeError, match="logits"):
         ce(torch.zeros(3, 9, dtype=torch.int32), torch.arange(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("size", [1, 300, 9000])
+def test_the_mean_is_over_what_counts_however_many(kernel, dtype, size, monkeypatch):
+    """One launch counts the labels; beyond a limit PyTorch's operations do."""
+    from onelaunch.kernels import calls
+    from onelaunch.torch.reducing import mean_factor
+
+    t = labels((size,), 7, dtype=dtype)
+    t[::3] = 2
+    want = (t != 2).sum().clamp(min=1).double().reciprocal()
+    for kind in (torch.float32, torch.float64):
+        assert mean_factor(t, 2, kind) == want.to(kind) and mean_factor(t[::2], 2, kind).dtype == kind
+    monkeypatch.setattr(calls, "COUNTED", 4)
+    assert mean_factor(t, 2, torch.float32) == want.float()
+    assert torch.func.vmap(lambda t: mean_factor(t, 2, torch.float64))(t.reshape(-1, 1)).sum() == size

@@ -103,6 +103,13 @@ def test_cross_entropy_backward():
     assert compile(calls.rescale(10**6), {"grad": "bf16", "up": "fp32", "result": "bf16"}).asm["cubin"]
 
 
+@pytest.mark.parametrize("kind", ["fp32", "fp64"])
+def test_mean_factor(kind):
+    for size in (1, 300, 50_001):
+        compiled = compile(calls.mean_factor(size, -100), {"target": "i64", "factor": kind})
+        assert compiled.asm["cubin"] and not spilled(compiled)
+
+
 @pytest.mark.parametrize(("axis", "shape"), list(itertools.product((0, 1), ((64, 1000), (4, 50000)))))
 def test_softmax(axis, shape):
     forward = {"x": "bf16", "mask": "fp32", "keep": "i8", "y": "bf16"}
@@ -169,7 +176,7 @@ def test_softmax_of_long_rows_stays_in_registers(columns, size, backward):
     names = ("y", "g", "x", "dx") if backward else ("x", "y")
     compiled = compile(call, dict.fromkeys(names, kind) | {"mask": None, "keep": None})
     assert "held" in call.function and call.numbers["PARTS"] == max(1, columns // call.numbers["COLS"])
-    assert spilled(compiled) <= 160
+    assert spilled(compiled) <= 192
 
 
 def test_rows_too_long_to_share_or_elsewhere_are_read_twice():

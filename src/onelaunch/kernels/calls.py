@@ -18,6 +18,9 @@ RESCALE_BLOCK = 8192
 #: Programs of ``rescale``: some more than a GPU holds at once.
 RESCALE_PROGRAMS = 1536
 
+#: Labels that one program counts at most, and at a time: more take it longer than several small launches do.
+COUNTED, COUNT_BLOCK = 65536, 8192
+
 #: Of CUDA's grid in its second dimension.
 _GRID_LIMIT = 65535
 
@@ -212,6 +215,13 @@ def rescale(size: int) -> Call:
     programs = min(-(-size // RESCALE_BLOCK), RESCALE_PROGRAMS)
     numbers = {"size": size, "programs": programs, "BLOCK": RESCALE_BLOCK}
     return Call("cross_entropy", "cross_entropy_rescale", numbers, (programs,), 8)
+
+
+def mean_factor(size: int, ignore: int) -> Call:
+    """Arrays target, factor."""
+    block = min(COUNT_BLOCK, tiles.power(size))
+    numbers = {"size": size, "IGNORE": ignore, "BLOCK": block}
+    return Call("labels", "labels_mean_factor", numbers, (1,), max(1, block // 256))
 
 
 def _unit(rows: Rows) -> bool:

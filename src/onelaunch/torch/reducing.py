@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from onelaunch.errors import OptionError
+from onelaunch.kernels import calls
 from onelaunch.kernels.calls import Loss
+from onelaunch.torch.launching import by_kernel, launch
+from onelaunch.torch.operator import operator
 from onelaunch.torch.split import Split, sum_over
 
 
@@ -108,17 +111,39 @@ def factors(
         rows = target.numel() // max(columns, 1)
         factor = torch.full((), 1.0 / rows if rows else _empty(how.empty_mean), dtype=kind, device=device)
         return factor, factor
-    valid = target != options.ignore
-    if how.empty_mean == "zero":  # as are the losses of ignored rows: any factor will do, and this one is quick
-        number = valid.sum().clamp(min=1).to(kind).reciprocal()
+    if how.empty_mean == "zero":  # as are the losses of ignored rows: any factor will do
+        number = mean_factor(target, options.ignore, kind)
     else:
-        number = _inverse(valid.sum().to(kind), how.empty_mean)
+        number = _inverse((target != options.ignore).sum().to(kind), how.empty_mean)
     if weight is None:
         return number, number
+    valid = target != options.ignore
     column = target.long() - split.first
     inside = valid & (column >= 0) & (column < split.width(columns))
     total = torch.where(inside, weight.to(kind)[torch.where(inside, column, 0)], 0.0).sum()
     return _inverse(sum_over(total, split.group) if split.group else total, how.empty_mean), number
+
+
+@operator("onelaunch::mean_factor")
+def mean_factor(target: Tensor, ignore: int, kind: torch.dtype) -> Tensor:
+    """1 over the number of labels other than ``ignore``, or 1 where there are none."""
+    if by_kernel(target) and 0 < target.numel() <= calls.COUNTED:
+        factor = torch.empty((), dtype=kind, device=target.device)
+        launch(calls.mean_factor(target.numel(), ignore), {"target": target.contiguous()}, {"factor": factor})
+        return factor
+    return (target != ignore).sum().clamp(min=1).to(kind).reciprocal()
+
+
+@mean_factor.register_fake
+def _(target: Tensor, ignore: int, kind: torch.dtype) -> Tensor:
+    return target.new_empty((), dtype=kind)
+
+
+@mean_factor.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], target: Tensor, ignore: int, kind: torch.dtype) -> Any:
+    assert in_dims[0] is not None
+    each = (target != ignore).movedim(in_dims[0], 0).reshape(info.batch_size, -1)
+    return each.sum(1).clamp(min=1).to(kind).reciprocal(), 0
 
 
 def _empty(empty_mean: str) -> float:
