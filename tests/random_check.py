@@ -121,7 +121,7 @@ def one_process(options: argparse.Namespace) -> dict[str, int]:
 
 def several(options: argparse.Namespace) -> dict[str, int]:
     """The same by several processes, each with every so manyth program."""
-    command = [sys.executable, __file__, "--count", str(options.count), "--kernels", str(options.kernels)]
+    command = [sys.executable, __file__, "--kernels", str(options.kernels)]
     command += ["--seconds", str(options.seconds), "--step", str(options.processes)]
     running = []
     for k in range(options.processes):
