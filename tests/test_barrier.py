@@ -74,3 +74,17 @@ def test_overlapping_windows_of_one_sum_wait_for_each_other() -> None:
     assert low.plan.limits.num_warps > 1
     turn = low.source.split("in range(4):")[1].split("tl.store")[0]
     assert turn.index("tl.debug_barrier()") < turn.index("tl.load(work0_ptr")
+
+
+def test_unique_indices_are_those_of_one_turn() -> None:
+    """for i: x[p + i] = ... : each turn another thread writes an element, also where one turn writes each once."""
+
+    def rotate(x: jax.Array, p: jax.Array, y: jax.Array) -> jax.Array:
+        w = jax.numpy.sort(y)
+        return jax.lax.fori_loop(0, 5, lambda i, c: c.at[p + i].set(w[p * i % 9000], unique_indices=True), x * 2)
+
+    f = onelaunch.fuse(rotate, fallback="error")
+    low = f.lower(*(jax.ShapeDtypeStruct((n,), dtype) for n, dtype in ((60000, F32), (512, I32), (9000, F32))))
+    assert low.plan.limits.num_warps > 1
+    turn = low.source.split("in range(5):")[1]
+    assert turn.index("tl.debug_barrier()") < turn.index("tl.store(out0_ptr")

@@ -237,7 +237,9 @@ def update_memory(p: Placer, node: n.Update, buffer: Buffer) -> None:
     disjoint = node.unique or math.prod(u.shape[d] for d in win.batch) == 1
     batching = {b for b in win.batching if b is not None}
     partial = any(s is not None and 1 < size < extent for s, size, extent in zip(win.start, win.sizes, x.shape))
-    w.new_group(overlaps=partial or not disjoint)
+    # The windows of one update may be apart, and those of the next turn of a loop the same in the hands of others.
+    dealt = any(u.shape[d] > 1 for d in win.batch if d not in batching)
+    w.new_group(overlaps=partial or dealt or not disjoint)
     kinds = []
     for d, kind in enumerate(p.plan.dims[u]):
         shared = d in win.batch and d not in batching and not disjoint
