@@ -176,7 +176,7 @@ def test_softmax_of_long_rows_stays_in_registers(columns, size, backward):
     names = ("y", "g", "x", "dx") if backward else ("x", "y")
     compiled = compile(call, dict.fromkeys(names, kind) | {"mask": None, "keep": None})
     assert "held" in call.function and call.numbers["PARTS"] == max(1, columns // call.numbers["COLS"])
-    assert spilled(compiled) <= 192
+    assert spilled(compiled) <= 160
 
 
 def test_rows_too_long_to_share_or_elsewhere_are_read_twice():
