@@ -23,7 +23,7 @@ WARPS, UNROLLED = (1, 2, 4, 8, 16), (4, 2)
 #: A variant is taken if its estimate is below so much of the first choice's and it has at most so many instructions.
 CLEARLY, MOST_CODE = 0.75, 16000
 #: Statements of a kernel up to which other homes are tried.
-MOST_STATEMENTS = 1500
+MOST_STATEMENTS = 6000
 
 
 def compile_graph(graph: Graph, limits: Limits | None = None) -> tuple[Plan, Kernel]:
