@@ -1,4 +1,4 @@
-"""Random programs against ``jax.jit``: the meaning of each program's Graph, and for some the kernel, interpreted.
+"""Random programs against ``jax.jit``: the meaning of each program's Graph, and for some the kernel, watched for races.
 
     python tests/random_check.py --first 0 --count 2000 [--kernels 4]
 
@@ -27,6 +27,7 @@ from onelaunch.ops.words import raw
 from onelaunch.pipeline import compile_graph
 from onelaunch.rewrite import rewrite
 from onelaunch.trace import to_graph
+from races import watched
 from random_nests import Case, Fn, case, floats_of
 
 #: XLA's way to round as it is told, and to compile in little time
@@ -89,7 +90,8 @@ def check(source: random.Random, kernel: bool) -> tuple[str, str]:
         found = differs(meaning(graph, args), want, bound)
         if not found and kernel:
             inputs = [x for x in (*args, *(v for _, v in graph.consts)) if x.size]
-            found = differs(interpreter.run(compile_graph(graph)[1], inputs), want, bound)
+            with watched():
+                found = differs(interpreter.run(compile_graph(graph)[1], inputs), want, bound)
             found = found and f"kernel: {found}"
         if found and sensitive(c, want, bound):
             return "sensitive", c.name

@@ -7,6 +7,7 @@ that a hazard between one turn and the next is seen.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from onelaunch.place.nodes import (
@@ -26,6 +27,7 @@ from onelaunch.place.nodes import (
     inner_blocks,
     walk,
 )
+from onelaunch.place.overlap import overlap
 
 #: Threads of a warp (of the widest that Triton knows).
 WARP = 64
@@ -69,13 +71,21 @@ class State:
         offset = stmt.offset
         return offset if isinstance(offset, Var) and offset.shape and math.prod(offset.shape) >= self.threads else None
 
+    def through_a_view(self, buffer: Buffer, accesses: Iterable[Buffer]) -> bool:
+        """Whether there was an access to an element of a buffer that another view of the same memory has too."""
+        return any(other is not buffer and overlap(other, buffer) for other in accesses)
+
     def must_wait(self, stmt: Load | Store) -> bool:
         """Whether another thread may still be reading or writing what ``stmt`` touches."""
         here = self.lanes(stmt)
         elsewhere = {w for w in self.written.get(stmt.buffer, set()) if here is None or w[1] is not here}
+        if self.through_a_view(stmt.buffer, self.written):
+            return True
         if isinstance(stmt, Load):
             return bool(elsewhere)
         if any(here is None or address is not here for address in self.read.get(stmt.buffer, set())):
+            return True
+        if self.through_a_view(stmt.buffer, self.read):
             return True
         return any(group != stmt.group or stmt.overlaps for group, _ in elsewhere)
 

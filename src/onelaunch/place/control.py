@@ -10,6 +10,7 @@ from onelaunch.ir.nodes import Value
 from onelaunch.place import finish
 from onelaunch.place.alias import Aliases
 from onelaunch.place.nodes import Arrive, Buffer, For, If, Var, While
+from onelaunch.place.overlap import overlap
 from onelaunch.place.placer import NeedsNoGrid, Placer
 from onelaunch.place.regions import Region, readers, split
 from onelaunch.place.store import copy, fill_region, materialise, update_memory
@@ -53,7 +54,7 @@ class Control:
         view = self.flows.get(v)
         if view is not None and not shared:
             target = self.view(v, view)
-            if not any(finish.overlap(target, other) for other in self.claimed):
+            if not any(overlap(target, other) for other in self.claimed):
                 self.claimed.append(target)
                 return target
         name = f"{v.hint or 'work'}{len(self.scratch)}_ptr"
