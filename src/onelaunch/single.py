@@ -28,7 +28,7 @@ SLOWER_PART = 0.7
 SMALL_US = 30
 #: Elements of an array from which 32-bit offsets do not reach.
 LONGEST = 2**31
-NOTHING = 'Nothing: it runs in XLA. fuse(f, fallback="error") makes the kernel all the same.'
+NOTHING = 'Nothing is to be done: it runs in XLA. fuse(f, fallback="error") makes the kernel all the same.'
 
 
 @dataclass(frozen=True)

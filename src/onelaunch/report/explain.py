@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from onelaunch.emit.kernel import Param
 from onelaunch.errors import BuildError, Refusal, Where
 from onelaunch.schedule.plan import Plan
 
+#: columns of a terminal that text is wrapped to
+WIDTH = 120
 #: label and text of one line, and how deep it stands
 Row = tuple[int, str, str]
 
@@ -26,7 +29,7 @@ class Turns:
 
     def __str__(self) -> str:
         turns = f"{self.turns:,} turns" if self.turns is not None else "turns not known"
-        return f"{self.launches:,.0f} launches, {turns}, {self.where}"
+        return f"{_launches(self.launches)}, {turns}, {self.where}"
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Before:
         about = "" if self.counted else "about "
         how = "counted in its compiled module" if self.counted else "estimated: not compiled for a GPU here"
         if math.isfinite(self.launches):
-            yield 1, "under XLA", f"{about}{self.launches:,.0f} launches ({how}), estimated {time(self.us)}"
+            yield 1, "under XLA", f"{about}{_launches(self.launches)} ({how}), estimated {time(self.us)}"
         else:
             yield 1, "under XLA", "loops of unknown length"
         for loop in self.loops:
@@ -109,7 +112,7 @@ class Explanation:
         """Depth, label and text, line by line."""
         yield from self.before.rows()
         if self.kernels:
-            count = f"{len(self.kernels)} kernel(s), about {self.launches_after:,.0f} launches"
+            count = f"{len(self.kernels)} kernel(s), about {_launches(self.launches_after)}"
             count = "1 launch" if len(self.kernels) == 1 and not self.refusals else count
             yield 1, "with fuse", f"{count}, estimated {time(self.us_after)}"
         else:
@@ -125,7 +128,9 @@ class Explanation:
         return self.name + (f"  {self.where.file}:{self.where.line}" if self.where else "")
 
     def __str__(self) -> str:
-        return "\n".join([self.title, *("  " * d + f"{label:<{14 - 2 * d}} {text}" for d, label, text in self.rows())])
+        return "\n".join(
+            [self.title, *(_wrapped("  " * d + f"{label:<{14 - 2 * d}} ", text) for d, label, text in self.rows())]
+        )
 
     def _repr_html_(self) -> str:
         cells = "".join(
@@ -134,6 +139,13 @@ class Explanation:
             for d, a, b in self.rows()
         )
         return f"<table><caption>{html.escape(self.title)}</caption>{cells}</table>"
+
+
+def _wrapped(label: str, text: str) -> str:
+    """A label and its text, the lines after the first below the text's beginning."""
+    return textwrap.fill(
+        text, WIDTH, initial_indent=label, subsequent_indent=" " * 15, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def axes(plan: Plan) -> str:
@@ -146,6 +158,10 @@ def axes(plan: Plan) -> str:
     names = {"batch": "over programs, several in each", "grid": "over programs", "lane": "lanes", "unroll": "unrolled"}
     texts = (f"{name}: {', '.join(map(str, sorted(found[kind])))}" for kind, name in names.items() if kind in found)
     return "; ".join(texts)
+
+
+def _launches(count: float) -> str:
+    return f"{count:,.0f} launch" + ("es" if round(count) != 1 else "")
 
 
 def time(us: float) -> str:
