@@ -150,6 +150,32 @@ def cross_entropy(run: Run) -> str:
     return rows(run, "cross_entropy", ("both",), cell)
 
 
+def in_jax(run: Run) -> str:
+    """Of bench/rows_jax.py: milliseconds, and the memory that XLA plans beside arguments, results included."""
+    named = {"softmax": "softmax", "cross_entropy": "cross-entropy", "linear": "linear cross-entropy, 4,096 features"}
+    records = [r for r in run["results"] if r["kind"] in named and r["chunk"] is None]
+    found = {(r["kind"], r["rows"], r["columns"], r["contender"]): r for r in records}
+
+    def cell(record: Run | None) -> str:
+        if record is None or "median_ms" not in record:
+            return "–" if record is None else "fails"
+        return f"{record['median_ms']:.3g} ms, {(record['temp_bytes'] + record['output_bytes']) / 1e9:.1f} GB"
+
+    shapes = sorted({key[:3] for key in found}, key=lambda key: (list(named).index(key[0]), *key[1:]))
+    body = [
+        [
+            named[kind],
+            f"{rows:,} × {columns:,}",
+            *(cell(found.get((kind, rows, columns, n))) for n in ("onelaunch", "xla")),
+        ]
+        for kind, rows, columns in shapes
+    ]
+    machine = run["machine"]
+    versions = ", ".join(f"{name} {machine['versions'][name.lower()]}" for name in ("JAX", "Triton"))
+    first = f"{machine['gpu']}, {versions}; {machine['date'][:10]}. bf16, forward and backward. Medians."
+    return f"{first}\n\n{markdown(['', 'rows × columns', 'onelaunch.nn', 'XLA'], body)}"
+
+
 def plot(run: Run, path: Path) -> None:
     """Fractions of the copy ceiling: softmax by columns, each direction and dtype, and cross-entropy by shape."""
     import matplotlib

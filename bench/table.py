@@ -282,13 +282,17 @@ def cost_row(estimate: Record, measured: Record) -> list[str]:
     return [f"`{estimate['case']}`", decision, shown[0], ms(ours), shown[1], ms(measured["xla"]), right]
 
 
-def row_kernels(made: Callable[[Record], str]) -> Callable[[], str]:
-    """A table of bench/rows.py's run."""
+def row_kernels(
+    made: Callable[[Record], str], pattern: str = "rows-[!j]*.json", script: str = "rows.py"
+) -> Callable[[], str]:
+    """A table of bench/rows.py's run, or of another script's."""
 
     def table() -> str:
-        run = newest("rows-[!j]*.json")
+        run = newest(pattern)
         return (
-            made(run) if run else "*Not measured yet: `python bench/rows.py` on a machine with a GPU fills this table.*"
+            made(run)
+            if run
+            else f"*Not measured yet: `python bench/{script}` on a machine with a GPU fills this table.*"
         )
 
     return table
@@ -305,6 +309,7 @@ OWN: dict[str, Callable[[], str]] = {
     "cost": cost,
     "softmax_rows": row_kernels(row_tables.softmax),
     "entropy_rows": row_kernels(row_tables.cross_entropy),
+    "jax_rows": row_kernels(row_tables.in_jax, "rows-jax-*.json", "rows_jax.py"),
 }
 
 
