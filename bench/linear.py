@@ -110,18 +110,15 @@ def measure(run: Callable[[], Any], flush: Any) -> dict[str, float]:
     import torch
 
     run()
-    torch.cuda.synchronize()
-    with exclusive():
+    events = []
+    for _ in range(RUNS):
+        flush.zero_()
+        pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        pair[0].record()
         run()
-        events = []
-        for _ in range(RUNS):
-            flush.zero_()
-            pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            pair[0].record()
-            run()
-            pair[1].record()
-            events.append(pair)
-        torch.cuda.synchronize()
+        pair[1].record()
+        events.append(pair)
+    torch.cuda.synchronize()
     times = [start.elapsed_time(stop) for start, stop in events]
     low, middle, high = statistics.quantiles(times, n=4)
     return {"median_ms": middle, "low_ms": low, "high_ms": high, "runs": RUNS}
@@ -161,7 +158,8 @@ def work(name: str, cases: list[Case]) -> None:
     for case in cases:
         record: dict[str, Any] = {"contender": name, **asdict(case)}
         try:
-            record |= one(name, case, flush)
+            with exclusive():  # warm-up and tuning as well: they would slow another's runs
+                record |= one(name, case, flush)
         except Exception as failure:
             record["status"] = f"{type(failure).__name__}: {failure}"[:300]
         torch.cuda.empty_cache()
@@ -179,7 +177,7 @@ def shares(records: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Supervise the workers, or be one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each contender")
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds for each contender, waiting included")
     parser.add_argument("--only", nargs="*", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--tokens", nargs="*", type=int, default=TOKENS)
     parser.add_argument("--chunk", nargs="*", type=int, default=[])
