@@ -9,7 +9,6 @@ that says nothing for a while is ended and the next configuration begun. A line 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import queue
 import subprocess
@@ -88,21 +87,22 @@ def action(kernel: str, given: Any) -> Any:
         )
     _, q, k, v, g = given
     options = Attention(q.shape[-1] ** -0.5)
-    plain = dataclasses.astuple(options)
+    given = {"q": q, "k": k, "v": v, "pad": None, "mask": None}
     if kernel == FORWARD:
         return (
-            lambda: attention.block_attention_op(q, k, v, None, None, layout.key, *plain)[0],
+            lambda: attention.block_attention_op(*given.values(), layout.key, *options.plain)[0],
             lambda: reference.attention(q.float(), k.float(), v.float(), None, None, layout, options)[0],
         )
-    out, lse = attention.block_attention_op(q, k, v, None, None, layout.key, *plain)
-    arrays = attention._Arrays(q, k, v, None, None, layout)
-    delta = (out.float() * g.float()).sum(-1).view(-1)
-    extra = {"dout": g, "lse": lse.view(-1), "delta": delta}
-    results = {n: torch.empty_like(q) for n in (("dq",) if kernel == ROWS else ("dk", "dv"))}
+    out, lse = attention.block_attention_op(*given.values(), layout.key, *options.plain)
+    given |= {"out": out, "lse": lse, "dout": g, "dlse": None}
+    given |= {"delta": (out.float() * g.float()).sum(-1), **{n: torch.empty_like(q) for n in ("dq", "dk", "dv")}}
+    made: list[Any] = []
 
     def run() -> Any:
-        arrays.run(kernel, options, "gr" if kernel == ROWS else "gst", extra, results)
-        return torch.cat([results[n] for n in results])
+        if not made:  # with the tile that is asked for
+            made.append(attention.Passes(given, layout, options).prepared(kernel))
+        made[0](given)
+        return given["dq"] if kernel == ROWS else torch.cat([given["dk"], given["dv"]])
 
     def truth() -> Any:
         found = reference.gradients(q.float(), k.float(), v.float(), None, None, g.float(), None, layout, options)

@@ -41,6 +41,11 @@ class Attention:
         check_cap(self.cap)
 
     @property
+    def plain(self) -> tuple[float, float | None, bool, bool, bool, str, int | None]:
+        """Its fields."""
+        return self.scale, self.cap, self.causal, self.pad_add, self.mask_add, self.precision, self.extent
+
+    @property
     def mask(self) -> str | int:
         """What the kernels call it."""
         return self.extent if self.extent is not None else "add" if self.mask_add else "mul"

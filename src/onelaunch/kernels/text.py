@@ -88,16 +88,25 @@ def run(
     arguments: Mapping[str, Any],
     stages: int = 1,
     registers: int | None = None,
-) -> None:
-    """Launch ``function`` of family ``name`` compiled, on the current device and stream; arguments by their names."""
+) -> Any:
+    """Launch ``function`` of family ``name`` compiled, on the current device and stream; arguments by their names.
+
+    Returns the compiled kernel.
+    """
     options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": True}
     options |= {"maxnreg": registers} if registers else {}
     call = functools.partial(_compiled(name, function)[grid], **options)
     if triton.knobs.runtime.interpret:  # then Triton's own library is that of the interpreter
         with mode(interpret=False):
-            call(**arguments)
-    else:
-        call(**arguments)
+            return call(**arguments)
+    return call(**arguments)
+
+
+@functools.cache
+def arguments(name: str, function: str) -> tuple[str, ...]:
+    """The names of a function's arguments, in order."""
+    node = next(n for n in _parsed(name).body if isinstance(n, ast.FunctionDef) and n.name == function)
+    return tuple(argument.arg for argument in node.args.args)
 
 
 @functools.cache

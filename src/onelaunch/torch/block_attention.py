@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -12,13 +13,15 @@ from torch import Tensor
 from onelaunch.errors import OptionError
 from onelaunch.kernels import attention_calls
 from onelaunch.kernels.attention_calls import COLUMNS, FORWARD, ROWS, Attention, Sizes
+from onelaunch.kernels.matmul_calls import asked
 from onelaunch.sparse.layout import BlockLayout
 from onelaunch.torch import block_attention_reference as reference
 from onelaunch.torch.block_layouts import find
-from onelaunch.torch.block_matmul import cast, check_arrays, check_precision, in_front, matmul, on_device, room
+from onelaunch.torch.block_matmul import cast, check_arrays, check_precision, in_front, matmul, on_device, planned, room
 from onelaunch.torch.block_reference import shifted
 from onelaunch.torch.block_softmax import MASK_MODES, logsumexp, softmax
-from onelaunch.torch.launching import by_kernel, launch, unknown_derivative
+from onelaunch.torch.launching import Prepared, by_kernel, signature, unknown_derivative
+from onelaunch.torch.operator import operator
 from onelaunch.torch.reference import wide
 
 #: The largest head dim of the kernels.
@@ -89,7 +92,7 @@ def _call(
         return reference.attention(q, k, v, pad, mask, layout, options)
     if added:
         return composed(q, k, v, pad, mask, layout, options)
-    found: tuple[Tensor, Tensor] = block_attention_op(q, k, v, pad, mask, layout.key, *dataclasses.astuple(options))
+    found: tuple[Tensor, Tensor] = block_attention_op(q, k, v, pad, mask, layout.key, *options.plain)
     return found
 
 
@@ -132,10 +135,12 @@ def _broadcast(q: Tensor, k: Tensor, v: Tensor, layout: BlockLayout) -> list[Ten
             raise ValueError(f"{size} {name}; this layout has {blocks} blocks of {layout.block} for them")
     if max(q.shape[-1], v.shape[-1]) > LARGEST or 0 in (q.shape[-1], v.shape[-1]):
         raise ValueError(f"head dims {q.shape[-1]} and {v.shape[-1]}; they may be 1 to {LARGEST}")
-    lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (q, k, v)))
+    leads = [t.shape[:-3] for t in (q, k, v)]
+    alike = leads[0] == leads[1] == leads[2]
+    lead = leads[0] if alike else torch.broadcast_shapes(*leads)
     if layout.batch is not None and lead[-1] != layout.batch:
         raise ValueError(f"a batch of {lead[-1]}; this layout has {layout.batch} batch items")
-    return [t.expand(*lead, *t.shape[-3:]) for t in (q, k, v)]
+    return [q, k, v] if alike else [t.expand(*lead, *t.shape[-3:]) for t in (q, k, v)]
 
 
 def _added(mask: Tensor | None, mode: str) -> bool:
@@ -155,94 +160,127 @@ def _fitted(t: Tensor, q: Tensor, full: tuple[int, ...], name: str) -> Tensor:
 # --- the operators -----------------------------------------------------------------------------------------
 
 
-class _Arrays:
-    """q, k, v and masks in four dimensions, what they are called in kernels, and their strides."""
+#: The passes' results, and by array the letter that begins its strides' names in kernels.
+_RESULTS = {FORWARD: ("out", "lse"), ROWS: ("dq",), COLUMNS: ("dk", "dv")}
+_LETTERS = {FORWARD: {"out": "o"}, ROWS: {"dout": "g", "dq": "r"}, COLUMNS: {"dout": "g", "dk": "s", "dv": "t"}}
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, mask: Tensor | None, layout: BlockLayout):
-        lead, full = q.shape[:-3], (*q.shape[:-1], k.shape[-2])
-        self.layout, self.device, self.masks = layout, q.device, pad is not None or mask is not None
-        self.given: dict[str, Tensor | None] = {"q": _four(q), "k": _four(k), "v": _four(v), "pad": None, "mask": None}
-        if pad is not None:
-            spread = pad.expand(*lead, pad.shape[-1] if pad.shape[-1] > 1 else full[-1])
-            self.given["pad"] = spread.reshape(-1, full[-1])[:, None, :].expand(-1, full[-3], -1)
-        if mask is not None:
-            whole = (*full[:-1], mask.shape[-1] if mask.shape[-1] > 1 else full[-1])  # or relative logits' extent
-            self.given["mask"] = mask.expand(whole).reshape(-1, *whole[-3:])
-        q4, k4, v4 = (self.given[name] for name in "qkv")
-        assert q4 is not None and k4 is not None and v4 is not None
-        self.sizes = Sizes(q4.shape[0], q4.shape[1], k4.shape[1], q4.shape[2], k4.shape[2], q4.shape[3], v4.shape[3])
-        self.dtype = q.dtype
+Arrays = dict[str, Tensor | None]
 
-    def run(
-        self, kind: str, options: Attention, letters: str, extra: dict[str, Tensor], outputs: dict[str, Tensor]
-    ) -> None:
-        """Launch a pass. letters: of the strided arrays among extra inputs and outputs, in their order."""
-        columns, sizes, layout = kind == COLUMNS, self.sizes, self.layout
-        tile = attention_calls.tile_of(
-            kind, self.dtype.itemsize, layout.block, max(sizes.dim, sizes.value_dim), room(self.device)
-        )
-        found = attention_calls.lines(layout, sizes, options.causal, self.masks, tile.depth, columns)
-        strided = [t for t in (*extra.values(), *outputs.values()) if t.ndim == 4]
-        strides = {
-            n[0]: t.stride() if t is not None else (0,) * (3 if n == "pad" else 4) for n, t in self.given.items()
+
+class Passes:
+    """What is launched for arrays of one signature: of the forward pass or, where they have ``dq``, of the backward."""
+
+    def __init__(self, arrays: Arrays, layout: BlockLayout, options: Attention):
+        q, k, v = (arrays[name] for name in "qkv")
+        assert q is not None and k is not None and v is not None
+        self.layout, self.options, self.device, self.itemsize = layout, options, q.device, q.dtype.itemsize
+        self.masks = arrays["pad"] is not None or arrays["mask"] is not None
+        shapes = _shapes(q, k)
+        views = {n: None if t is None else shapes.get(n, _four)(t) for n, t in arrays.items()}
+        self.strides = {n: t.stride() for n, t in views.items() if t is not None}
+        #: Arrays that kernels can't read or write as they are, and how they are copied.
+        self.copied: dict[str, Callable[[Any], Tensor]] = {
+            n: shapes.get(n, _four)
+            for n, t in arrays.items()
+            if t is not None and t.data_ptr() != views[n].data_ptr()  # type: ignore[union-attr]
         }
-        strides |= {letter: t.stride() for letter, t in zip(letters, strided, strict=True)}
+        lead = math.prod(q.shape[:-3])
+        self.sizes = Sizes(lead, q.shape[-3], k.shape[-3], q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
+        if "dq" in arrays:
+            delta = attention_calls.delta(self.sizes, self.strides["out"], self.strides["dout"])
+            self.launches = [Prepared(delta, {}, ["delta"]), self.prepared(ROWS), self.prepared(COLUMNS)]
+        else:
+            self.launches = [self.prepared(FORWARD)]
+
+    def __call__(self, arrays: Arrays) -> None:
+        """Launch."""
+        arrays |= {name: function(arrays[name]) for name, function in self.copied.items()}
+        for launch in self.launches:
+            launch(arrays)
+
+    def prepared(self, kind: str) -> Prepared:
+        """The launch of a pass."""
+        columns, sizes, layout, options = kind == COLUMNS, self.sizes, self.layout, self.options
+        width = max(sizes.dim, sizes.value_dim)
+        tile = attention_calls.tile_of(kind, self.itemsize, layout.block, width, room(self.device))
+        found = attention_calls.lines(layout, sizes, options.causal, self.masks, tile.depth, columns)
+        strides = {n[0]: self.strides.get(n, (0,) * (3 if n == "pad" else 4)) for n in ("q", "k", "v", "pad", "mask")}
+        strides |= {letter: self.strides[name] for name, letter in _LETTERS[kind].items()}
         call = attention_calls.launch_of(kind, layout, sizes, options, found, tile, strides)
         name = ("lines", sizes.heads, sizes.key_heads, sizes.keys, options.causal, found.tested, columns)
         table = "column_row" if columns else "column"
-        given = {
+        tables = {
             "order": on_device(layout, (*name, "order"), found.order, self.device),
             "bounds": on_device(layout, (*name, "bounds"), found.bounds, self.device),
             "lines": on_device(layout, table, getattr(layout.tables, table), self.device),
         }
-        launch(call, {**self.given, **given, **extra}, outputs)
+        return Prepared(call, tables, _RESULTS[kind])
+
+
+def _shapes(q: Tensor, k: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
+    """How arrays other than those of heads, rows and dims become what kernels take."""
+    lead, full = q.shape[:-3], (*q.shape[:-1], k.shape[-2])
+
+    def pad(t: Tensor) -> Tensor:
+        spread = t.expand(*lead, t.shape[-1] if t.shape[-1] > 1 else full[-1])
+        return spread.reshape(-1, full[-1])[:, None, :].expand(-1, full[-3], -1)
+
+    def mask(t: Tensor) -> Tensor:
+        whole = (*full[:-1], t.shape[-1] if t.shape[-1] > 1 else full[-1])  # or relative logits' extent
+        return t.expand(whole).reshape(-1, *whole[-3:])
+
+    return {"pad": pad, "mask": mask, **dict.fromkeys(("lse", "dlse", "delta"), Tensor.contiguous)}
 
 
 def _four(t: Tensor) -> Tensor:
+    """In four dimensions."""
     t = t.reshape(-1, *t.shape[-3:])
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
-@torch.library.custom_op("onelaunch::block_attention", mutates_args=())
+def run(given: Arrays, results: Arrays, layout: BlockLayout, options: tuple[Any, ...]) -> None:
+    """Launch what arrays of this signature need, made ready at the first."""
+    arrays = {**given, **results}
+    tiles = [asked(kind) for kind in _RESULTS]
+    key = ("attention", len(arrays), *options, *tiles, signature(*given.values()))  # type: ignore[arg-type]
+    planned(layout, key, lambda: Passes(arrays, layout, Attention(*options)))(arrays)
+
+
+@operator("onelaunch::block_attention")
 def block_attention_op(
     q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, mask: Tensor | None, key: str, scale: float,
     cap: float | None, causal: bool, pad_add: bool, mask_add: bool, precision: str, extent: int | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    layout, options = find(key), Attention(scale, cap, causal, pad_add, mask_add, precision, extent)
+    layout, options = find(key), (scale, cap, causal, pad_add, mask_add, precision, extent)
     if not by_kernel(q):
-        out, lse = reference.attention(q, k, v, pad, mask, layout, options)
+        out, lse = reference.attention(q, k, v, pad, mask, layout, Attention(*options))
         return out.clone(), lse.clone()
     out, lse = _results(q, v)
     if out.numel():
-        arrays = _Arrays(q, k, v, pad, mask, layout)
-        arrays.run(FORWARD, options, "o", {}, {"out": _four(out), "lse": lse.view(-1)})
+        given = {"q": q, "k": k, "v": v, "pad": pad, "mask": mask}
+        run(given, {"out": out, "lse": lse}, layout, options)
     return out, lse
 
 
 def _results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
+    lead = q.shape[:-1]
+    return q.new_empty((*lead, v.shape[-1])), q.new_empty(lead, dtype=wide(q.dtype))
 
 
-@torch.library.custom_op("onelaunch::block_attention_backward", mutates_args=())
+@operator("onelaunch::block_attention_backward")
 def block_attention_backward_op(
     q: Tensor, k: Tensor, v: Tensor, pad: Tensor | None, mask: Tensor | None, out: Tensor, lse: Tensor,
     dout: Tensor, dlse: Tensor | None, key: str, scale: float, cap: float | None, causal: bool, pad_add: bool,
     mask_add: bool, precision: str, extent: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    layout, options = find(key), Attention(scale, cap, causal, pad_add, mask_add, precision, extent)
+    layout, options = find(key), (scale, cap, causal, pad_add, mask_add, precision, extent)
     if not by_kernel(q):
-        return reference.gradients(q, k, v, pad, mask, dout, dlse, layout, options)
+        return reference.gradients(q, k, v, pad, mask, dout, dlse, layout, Attention(*options))
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     if not dq.numel():
         return dq, dk.zero_(), dv.zero_()
-    arrays = _Arrays(q, k, v, pad, mask, layout)
-    g, o = _four(dout), _four(out)
-    delta = torch.empty_like(lse).view(-1)
-    given = {"out": o, "dout": g, "dlse": None if dlse is None else dlse.contiguous()}
-    launch(attention_calls.delta(arrays.sizes, o.stride(), g.stride()), given, {"delta": delta})
-    extra = {"dout": g, "lse": lse.contiguous().view(-1), "delta": delta}
-    arrays.run(ROWS, options, "gr", extra, {"dq": _four(dq)})
-    arrays.run(COLUMNS, options, "gst", extra, {"dk": _four(dk), "dv": _four(dv)})
+    given = {"q": q, "k": k, "v": v, "pad": pad, "mask": mask, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
+    run(given, {"delta": lse.new_empty(lse.shape), "dq": dq, "dk": dk, "dv": dv}, layout, options)
     return dq, dk, dv
 
 

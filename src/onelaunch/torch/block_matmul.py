@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,15 @@ from onelaunch.kernels import matmul_calls
 from onelaunch.kernels.matmul_calls import PRECISIONS
 from onelaunch.sparse.layout import BlockLayout
 from onelaunch.torch.block_layouts import find
-from onelaunch.torch.launching import by_kernel, launch, unknown_derivative
+from onelaunch.torch.launching import Prepared, by_kernel, signature, unknown_derivative
+from onelaunch.torch.operator import operator
 from onelaunch.torch.reference import wide
 from onelaunch.torch.softmax import FLOATS
 
 MODES = ("sdd", "dsd", "dds")
+
+#: Signatures of calls that a layout keeps launches for.
+_PLANS = 256
 
 
 def matmul(
@@ -95,8 +100,7 @@ def _sdd(x: Tensor, y: Tensor, layout: BlockLayout, precision: str) -> Tensor:
     if not fits or y.shape[-1] != columns or x.shape[-1] != y.shape[-2]:
         want = f"[..., {', '.join(map(str, planes))}, {rows}, K] and [..., K, {columns}]"
         raise ValueError(f"operands of shapes {list(x.shape)} and {list(y.shape)}; this layout takes {want}")
-    lead = torch.broadcast_shapes(x.shape[:-n], y.shape[:-n])
-    x, y = x.expand(*lead, *x.shape[-n:]), y.expand(*lead, *y.shape[-n:])
+    x, y = _led(x, y, n, n)
     if unknown_derivative(x, y):
         return _sdd_reference(x, y, layout)
     values: Tensor = block_sdd_op(x, y, layout.key, precision)
@@ -114,13 +118,21 @@ def _dsd(
     if d.ndim < n or d.shape[-n:-1] != (*planes, inner):
         want = f"[..., {', '.join(map(str, planes))}, {inner}, N]"
         raise ValueError(f"{name} (as multiplied) has shape {list(d.shape)}; this layout takes {want}")
-    lead = torch.broadcast_shapes(values.shape[:-3], d.shape[:-n])
-    values, d = values.expand(*lead, *values.shape[-3:]), d.expand(*lead, *d.shape[-n:])
+    values, d = _led(values, d, 3, n)
     if unknown_derivative(values, d):
         out = _dsd_reference(values, d, layout, transposed, flip)
     else:
         out = block_dsd_op(values, d, layout.key, transposed, flip, precision)
     return out.reshape(out.shape[-2:]) if flat else out
+
+
+def _led(a: Tensor, b: Tensor, m: int, n: int) -> tuple[Tensor, Tensor]:
+    """With the same leading axes: those before the last ``m`` of a, ``n`` of b."""
+    first, second = a.shape[:-m], b.shape[:-n]
+    if first == second:
+        return a, b
+    lead = torch.broadcast_shapes(first, second)
+    return a.expand(*lead, *a.shape[-m:]), b.expand(*lead, *b.shape[-n:])
 
 
 def _sdd_reference(x: Tensor, y: Tensor, layout: BlockLayout) -> Tensor:
@@ -157,77 +169,111 @@ def room(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", matmul_calls.ROOM))
 
 
+def planned(layout: BlockLayout, key: Any, make: Callable[[], Any]) -> Any:
+    """What ``make`` makes ready for calls of one signature, kept with the layout (the last ones)."""
+    plans: dict[Any, Any] = layout.kept.setdefault("plans", {})
+    found = plans.get(key)
+    if found is None:
+        if len(plans) >= _PLANS:
+            plans.clear()
+        found = plans[key] = make()
+    return found
+
+
 def flattened(t: Tensor, planes: int, keep: int) -> Tensor:
     """(batch, planes, ...) with ``keep`` last axes; a copy if it must be, or if no matrix axis has stride 1."""
     t = t.reshape(-1, planes, *t.shape[t.ndim - keep :])
     return t if 1 in t.stride()[-2:] else t.contiguous()
 
 
-@torch.library.custom_op("onelaunch::block_sdd", mutates_args=())
+def _views(layout: BlockLayout, *given: Tensor) -> tuple[list[Tensor], list[bool]]:
+    """Dense arrays flattened, and which of them had to be copied."""
+    views = [flattened(t, layout.planes, 2) for t in given]
+    return views, [view.data_ptr() != t.data_ptr() for view, t in zip(views, given)]
+
+
+@operator("onelaunch::block_sdd")
 def block_sdd_op(x: Tensor, y: Tensor, key: str, precision: str) -> Tensor:
     layout = find(key)
-    values = _values(x, layout)
     if not by_kernel(x):
         return _sdd_reference(x, y, layout).clone()
+    values = _values(x, layout)
     if not values.numel():
         return values
     if not x.shape[-1]:
         return values.zero_()
-    x, y = flattened(x, layout.planes, 2), flattened(y, layout.planes, 2)
+    signed = ("sdd", precision, matmul_calls.asked("sdd"), signature(x, y))
+    copied, launch = planned(layout, signed, lambda: _plan_sdd(layout, x, y, precision))
+    x, y = (flattened(t, layout.planes, 2) if copy else t for t, copy in zip((x, y), copied))
+    launch({"x": x, "y": y, "values": values})
+    return values
+
+
+def _plan_sdd(layout: BlockLayout, x: Tensor, y: Tensor, precision: str) -> tuple[list[bool], Prepared]:
+    (x, y), copied = _views(layout, x, y)
     tile = matmul_calls.sdd_tile(layout, x.dtype.itemsize, room(x.device))
     call, work = matmul_calls.sdd(layout, x.shape[0], x.shape[-1], tile, x.stride(), y.stride(), precision)
-    given = {"work": on_device(layout, ("groups", tile.width), work, x.device)}
-    given["lines"] = on_device(layout, "column", layout.tables.column, x.device)
-    launch(call, {"x": x, "y": y, **given}, {"values": values})
-    return values
+    tables = {"work": on_device(layout, ("groups", tile.width), work, x.device)}
+    tables["lines"] = on_device(layout, "column", layout.tables.column, x.device)
+    return copied, Prepared(call, tables, ["values"])
 
 
 def _values(x: Tensor, layout: BlockLayout) -> Tensor:
     lead = x.shape[: x.ndim - len(planes_of(layout)) - 2]
-    return x.new_empty(*lead, layout.nnz, layout.block, layout.block)
+    return x.new_empty((*lead, layout.nnz, layout.block, layout.block))
 
 
-@torch.library.custom_op("onelaunch::block_dsd", mutates_args=())
+@operator("onelaunch::block_dsd")
 def block_dsd_op(values: Tensor, d: Tensor, key: str, transposed: bool, flip: bool, precision: str) -> Tensor:
     layout = find(key)
-    out = _product(d, layout, transposed, flip)
     if not by_kernel(d):
         return _dsd_reference(values, d, layout, transposed, flip).clone()
+    out = _product(d, layout, transposed, flip)
     if out.numel():
-        shown = flattened(out, layout.planes, 2)
-        _launch_dsd(
-            layout, values.contiguous(), flattened(d, layout.planes, 2), _turned(shown, flip), transposed, precision
-        )
+        signed = ("dsd", transposed, flip, precision, matmul_calls.asked("dsd"), signature(d))
+        plan = planned(layout, signed, lambda: _DsdPlan(layout, d, out, transposed, flip, precision))
+        plan(values.contiguous(), d, out)
     return out
 
 
-def _launch_dsd(layout: BlockLayout, values: Tensor, d: Tensor, out: Tensor, transposed: bool, precision: str) -> None:
-    size, columns, device = d.dtype.itemsize, d.shape[-1], d.device
-    tile = matmul_calls.dsd_tile(size, layout.block, columns, room(device))
-    first, second, work = matmul_calls.dsd(
-        layout, transposed, d.shape[0], columns, tile, d.stride(), out.stride(), precision, size
-    )
-    t = layout.tables
-    name = ("work", transposed, first.numbers["tiles"] * d.shape[0])
-    lines = "column_row" if transposed else "column"
-    shape = (work.slots, d.shape[0], layout.block, columns)
-    partial = d.new_empty(shape, dtype=wide(d.dtype)) if second else None
-    given = {
-        "values": values,
-        "dense": d,
-        "work": on_device(layout, name, work.items, device),
-        "lines": on_device(layout, lines, getattr(t, lines), device),
-        "where": on_device(layout, "column_block", t.column_block, device) if transposed else None,
-    }
-    launch(first, given, {"out": out, "partial": partial})
-    if second:
-        cut = on_device(layout, (*name, "cut"), work.cut, device)
-        launch(second, {"partial": partial, "cut": cut, "before": out}, {"out": out})
+class _DsdPlan:
+    """The launches of a product of blocks and a dense array, and the pieces of lines between them."""
+
+    def __init__(self, layout: BlockLayout, d: Tensor, out: Tensor, transposed: bool, flip: bool, precision: str):
+        (dense, shown), (self.copied, _) = _views(layout, d, out)
+        size, columns, device = d.dtype.itemsize, d.shape[-1], d.device
+        tile = matmul_calls.dsd_tile(size, layout.block, columns, room(device))
+        strides = _turned(shown, flip).stride()
+        batch = dense.shape[0]
+        first, second, work = matmul_calls.dsd(
+            layout, transposed, batch, columns, tile, dense.stride(), strides, precision, size
+        )
+        t = layout.tables
+        name = ("work", transposed, first.numbers["tiles"] * batch)
+        lines = "column_row" if transposed else "column"
+        tables = {
+            "work": on_device(layout, name, work.items, device),
+            "lines": on_device(layout, lines, getattr(t, lines), device),
+            "where": on_device(layout, "column_block", t.column_block, device) if transposed else None,
+        }
+        self.planes = layout.planes
+        self.pieces = (work.slots, batch, layout.block, columns) if second else None
+        self.first, self.second = Prepared(first, tables, ["out", "partial"]), None
+        if second:
+            cut = on_device(layout, (*name, "cut"), work.cut, device)
+            self.second = Prepared(second, {"cut": cut}, ["out"])
+
+    def __call__(self, values: Tensor, d: Tensor, out: Tensor) -> None:
+        d = flattened(d, self.planes, 2) if self.copied else d
+        partial = None if self.pieces is None else d.new_empty(self.pieces, dtype=wide(d.dtype))
+        self.first({"values": values, "dense": d, "out": out, "partial": partial})
+        if self.second is not None:
+            self.second({"partial": partial, "before": out, "out": out})
 
 
 def _product(d: Tensor, layout: BlockLayout, transposed: bool, flip: bool) -> Tensor:
     shape = [layout.shape[-1 if transposed else -2], d.shape[-1]]
-    return d.new_empty(*d.shape[:-2], *(reversed(shape) if flip else shape))
+    return d.new_empty((*d.shape[:-2], *(reversed(shape) if flip else shape)))
 
 
 @block_sdd_op.register_fake

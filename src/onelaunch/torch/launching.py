@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
+from onelaunch.build import ALIGNMENT
 from onelaunch.emit.kernel import Param
 from onelaunch.ir.types import BFLOAT16
 from onelaunch.kernels import text
@@ -25,6 +26,11 @@ Tensors = Mapping[str, torch.Tensor | None]
 def by_kernel(tensor: torch.Tensor) -> bool:
     """Whether our kernels run for this tensor's device: a GPU, or a CPU under ``ONELAUNCH_INTERPRET=1``."""
     return tensor.is_cuda or os.environ.get("ONELAUNCH_INTERPRET") == "1"
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether kernels on this tensor are compiled."""
+    return tensor.is_cuda
 
 
 def machine_of(tensor: torch.Tensor) -> Machine:
@@ -74,20 +80,81 @@ def _strides(tensor: torch.Tensor | None, shape: Sequence[int]) -> Sequence[int]
     return [0] * len(shape) if tensor is None else tensor.stride()
 
 
-def launch(call: Call, inputs: Tensors, outputs: Tensors) -> None:
-    """Run the kernel: it writes ``outputs`` (one of them may share an input's memory). None stands for no array."""
+class Prepared:
+    """A launch that is repeated, on arrays of one signature, some of them the same at every launch (``fixed``).
+
+    The first launch is Triton's own, and gives the compiled kernel; later ones only put addresses among its arguments.
+    That kernel is for arrays that begin at multiples of 16 bytes; with others every launch is Triton's.
+    """
+
+    def __init__(self, call: Call, fixed: Tensors, outputs: Sequence[str]):
+        self.call, self.fixed, self.outputs = call, fixed, outputs
+        self.runner: Any = None
+        self.arguments: list[Any] = []
+        self.places: list[tuple[int, str]] = []
+
+    def __call__(self, arrays: Tensors) -> None:
+        """``arrays``: all but those fixed, by name, and perhaps others."""
+        if self.runner is None:
+            self._first(arrays)
+            return
+        arguments, bits = self.arguments.copy(), 0
+        for place, name in self.places:
+            array = arrays[name]
+            assert array is not None
+            arguments[place] = address = array.data_ptr()
+            bits |= address
+        if bits % ALIGNMENT:
+            self._by_triton(arrays)
+        elif torch.cuda.current_device() == self.device.index:
+            self.runner(*arguments)
+        else:
+            with torch.cuda.device(self.device):
+                self.runner(*arguments)
+
+    def _by_triton(self, arrays: Tensors) -> Any:
+        names = text.arguments(self.call.family, self.call.function)
+        given = {name: arrays[name] for name in names if name in arrays and name not in self.fixed}
+        inputs = {name: array for name, array in given.items() if name not in self.outputs}
+        return launch(self.call, {**inputs, **self.fixed}, {name: given[name] for name in self.outputs})
+
+    def _first(self, arrays: Tensors) -> None:
+        kernel = self._by_triton(arrays)
+        names = text.arguments(self.call.family, self.call.function)
+        known = {**self.call.numbers, **self.fixed}
+        whole = {name: known[name] if name in known else arrays[name] for name in names}
+        there = [value for value in whole.values() if isinstance(value, torch.Tensor)]
+        if kernel is None or torch.version.hip or any(array.data_ptr() % ALIGNMENT for array in there):
+            return  # interpreted; or a kernel for arrays of some size; or for other addresses
+        self.places = [(i, n) for i, n in enumerate(names) if n not in known and whole[n] is not None]
+        self.arguments = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in whole.values()]
+        self.device = there[0].device
+        self.runner = kernel[(*self.call.grid, 1, 1)[:3]]
+
+
+def signature(first: torch.Tensor, *others: torch.Tensor | None) -> tuple[Any, ...]:
+    """What a prepared launch on tensors of one device depends on, but for their addresses."""
+    rest = [None if t is None else (t.shape, t.stride(), t.dtype) for t in others]
+    return first.shape, first.stride(), first.dtype, first.device, *rest
+
+
+def launch(call: Call, inputs: Tensors, outputs: Tensors) -> Any:
+    """Run the kernel: it writes ``outputs`` (one of them may share an input's memory). None stands for no array.
+
+    Returns the compiled kernel, None from the interpreter.
+    """
     some = next(t for t in {**inputs, **outputs}.values() if t is not None)
     if call.words is not None:
         words = torch.zeros(call.words, dtype=torch.int64, device=some.device) if call.words else None
         inputs = {**inputs, "words": words}
     given = {**inputs, **outputs}
-    if not some.is_cuda:
+    if not on_gpu(some):
         _interpret(call, inputs, outputs)
-        return
+        return None
     pointers = {k: None if t is None else _bytes(t.detach()) for k, t in given.items()}
     arguments = {**pointers, **call.numbers}
     with torch.cuda.device(some.device):
-        text.run(call.family, call.function, call.grid, call.warps, arguments, call.stages, call.registers)
+        return text.run(call.family, call.function, call.grid, call.warps, arguments, call.stages, call.registers)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

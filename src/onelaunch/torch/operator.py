@@ -17,6 +17,8 @@ _stacks: list[Callable[[], Any]] = [
     if found is not None
 ]
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 
 class Operator:
     """A function as an operator, for compilers and transforms (``library``), and for everyone else as it is.
@@ -46,14 +48,18 @@ class Operator:
         self._direct = type(self.name, (torch.autograd.Function,), {k: staticmethod(f) for k, f in body.items()})
 
     def __call__(self, *args: Any) -> Any:
-        if torch.compiler.is_compiling() or any(stack() for stack in _stacks):
+        if torch.compiler.is_compiling():
             return self.library(*args)
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
-            return self.library(*args)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return self._direct.apply(*args)
-        return self.function(*args)
+        for stack in _stacks:
+            if stack():
+                return self.library(*args)
+        wanted = False
+        for a in args:
+            if type(a) in _PLAIN:
+                wanted = wanted or a.requires_grad
+            elif isinstance(a, torch.Tensor):
+                return self.library(*args)
+        return self._direct.apply(*args) if wanted and torch.is_grad_enabled() else self.function(*args)
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
