@@ -100,7 +100,7 @@ def action(kernel: str, given: Any) -> Any:
 
     def run() -> Any:
         if not made:  # with the tile that is asked for
-            made.append(attention.Passes(given, layout, options).prepared(kernel))
+            made.append(attention.Passes(given, layout, options).prepared(kernel, layout, options))
         made[0](given)
         return given["dq"] if kernel == ROWS else torch.cat([given["dk"], given["dv"]])
 

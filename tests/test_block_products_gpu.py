@@ -156,6 +156,29 @@ def test_graph_compile_and_autocast() -> None:
         assert block_sparse.matmul(q.float(), k, layout, "sdd", trans_b=True).dtype == torch.bfloat16
 
 
+def test_calls_after_the_first() -> None:
+    """The kept kernels: other arrays, arrays that begin in the middle of 16 bytes, another stream."""
+    layout, size = random(8, block=64, density=0.4, heads=2), 2 * 512 * 64
+    memory = [torch.empty(size + 8, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    for number, begin in enumerate((0, 0, 3, 0, 8)):
+        qkv = [m[begin : begin + size].view(1, 2, 512, 64).copy_(normal(1, 2, 512, 64)) for m in memory]
+        for t in qkv:
+            t.requires_grad_()
+        up = normal(1, 2, 512, 64)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream() if number == 3 else torch.cuda.current_stream()):
+            found = block_sparse.attention(*qkv, layout)
+            gradients = torch.autograd.grad(found, qkv, up)
+            values = block_sparse.matmul(qkv[0].detach()[0], qkv[1].detach()[0], layout, "sdd", trans_b=True)
+        torch.cuda.synchronize()
+        others = [t.detach().double().cpu().requires_grad_() for t in qkv]
+        want, _ = dense(*others, layout)
+        wanted = (want, *torch.autograd.grad(want, others, up.double().cpu()))
+        for one, other in zip((found, *gradients), wanted, strict=True):
+            close(one.cpu(), other, 2e-2)
+        close(values.cpu(), layout.from_dense(others[0][0].detach() @ others[1][0].detach().mT), 1e-2)
+
+
 def test_attention_memory_is_linear_in_the_length() -> None:
     layout = random(256, block=64, density=0.1, heads=1)
     q, k, v = (normal(1, 1, 16384, 64).requires_grad_() for _ in range(3))

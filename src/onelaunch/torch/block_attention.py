@@ -173,7 +173,7 @@ class Passes:
     def __init__(self, arrays: Arrays, layout: BlockLayout, options: Attention):
         q, k, v = (arrays[name] for name in "qkv")
         assert q is not None and k is not None and v is not None
-        self.layout, self.options, self.device, self.itemsize = layout, options, q.device, q.dtype.itemsize
+        self.device, self.itemsize = q.device, q.dtype.itemsize
         self.masks = arrays["pad"] is not None or arrays["mask"] is not None
         shapes = _shapes(q, k)
         views = {n: None if t is None else shapes.get(n, _four)(t) for n, t in arrays.items()}
@@ -188,9 +188,10 @@ class Passes:
         self.sizes = Sizes(lead, q.shape[-3], k.shape[-3], q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
         if "dq" in arrays:
             delta = attention_calls.delta(self.sizes, self.strides["out"], self.strides["dout"])
-            self.launches = [Prepared(delta, {}, ["delta"]), self.prepared(ROWS), self.prepared(COLUMNS)]
+            backward = [self.prepared(kind, layout, options) for kind in (ROWS, COLUMNS)]
+            self.launches = [Prepared(delta, {}, ["delta"]), *backward]
         else:
-            self.launches = [self.prepared(FORWARD)]
+            self.launches = [self.prepared(FORWARD, layout, options)]
 
     def __call__(self, arrays: Arrays) -> None:
         """Launch."""
@@ -198,9 +199,9 @@ class Passes:
         for launch in self.launches:
             launch(arrays)
 
-    def prepared(self, kind: str) -> Prepared:
+    def prepared(self, kind: str, layout: BlockLayout, options: Attention) -> Prepared:
         """The launch of a pass."""
-        columns, sizes, layout, options = kind == COLUMNS, self.sizes, self.layout, self.options
+        columns, sizes = kind == COLUMNS, self.sizes
         width = max(sizes.dim, sizes.value_dim)
         tile = attention_calls.tile_of(kind, self.itemsize, layout.block, width, room(self.device))
         found = attention_calls.lines(layout, sizes, options.causal, self.masks, tile.depth, columns)
