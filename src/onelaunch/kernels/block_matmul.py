@@ -145,18 +145,17 @@ def block_sdd(
     m = (flat % rows).to(tl.int64) * BLOCK + i
     a = x + z * xz + head * xh + m[:, None] * xm + k.to(tl.int64)[None, :] * xk
     b = y + z * yz + head * yh + k.to(tl.int64)[:, None] * yk + column[None, :] * yn
-    there = (entry < stop)[None, :]  # blocks that a short line lacks are not read: the rate is that of the caches
     total = widen(tl.zeros((BLOCK, COVER * BLOCK), x.dtype.element_ty))
     for start in range(0, depth, DEPTH):
         if EVEN:
             u = tl.load(a)
-            v = tl.load(b, there, other=0.0)
+            v = tl.load(b)
         else:
             u = tl.load(a, (start + k < depth)[None, :], other=0.0)
-            v = tl.load(b, (start + k < depth)[:, None] & there, other=0.0)
+            v = tl.load(b, (start + k < depth)[:, None], other=0.0)
         a += DEPTH * xk
         b += DEPTH * yk
         total = tl.dot(u, v, total, input_precision=PRECISION, out_dtype=total.dtype)
     own = (z * blocks + entry) * BLOCK * BLOCK + c % BLOCK
     to = values + own[None, :] + (i * BLOCK)[:, None]
-    tl.store(to, total.to(values.dtype.element_ty), there)
+    tl.store(to, total.to(values.dtype.element_ty), (entry < stop)[None, :])
