@@ -227,7 +227,9 @@ def linear() -> str:
             memory = f", {record['extra_bytes'] / 1e9:.1f} GB" if record and "extra_bytes" in record else ""
             cells.append(ms(record) + memory)
         body.append(cells)
-    return f"{machine_line(run)}\n\n{markdown(['tokens', *names], body)}"
+    failed = {r["contender"]: r["status"].split(".")[0] for r in run["results"] if r["contender"] not in names}
+    shown = "".join(f" Failed: {name} ({why})." for name, why in failed.items())
+    return f"{machine_line(run)}{shown}\n\n{markdown(['tokens', *names], body)}"
 
 
 def block_softmax() -> str:
