@@ -151,6 +151,12 @@ def test_graph_compile_and_autocast() -> None:
         k.mul_(2)
         graph.replay()
         assert torch.equal(out, expected)
+    both = torch.cuda.CUDAGraph()
+    want = torch.autograd.grad(loss(q, k, v), (q, k, v))
+    with torch.cuda.graph(both):
+        found = torch.autograd.grad(loss(q, k, v), (q, k, v))
+    both.replay()
+    assert all(torch.equal(x, y) for x, y in zip(found, want, strict=True))
     with torch.autocast("cuda", torch.bfloat16):
         assert block_sparse.attention(q.float(), k, v, layout).dtype == torch.bfloat16
         assert block_sparse.matmul(q.float(), k, layout, "sdd", trans_b=True).dtype == torch.bfloat16

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from onelaunch.kernels import attention_calls, matmul_calls, text
+from onelaunch.kernels import attention_calls, block_calls, matmul_calls, text, tiles
 from onelaunch.kernels.calls import Call
 from onelaunch.sparse import BlockLayout, random
 
 torch = pytest.importorskip("torch")
-from onelaunch.torch import block_matmul, block_sparse, launching  # noqa: E402
+from onelaunch.torch import block_layouts, block_sparse, launching  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -89,21 +89,32 @@ def multiply(layout: BlockLayout, columns: int = 16, **options: Any) -> None:
     block_sparse.matmul(y, values, layout, "dds", **options)
 
 
+def weigh(layout: BlockLayout, **options: Any) -> None:
+    x = torch.randn(layout.nnz, 16, 16, requires_grad=True)
+    for function in (block_sparse.softmax, block_sparse.logsumexp):
+        torch.autograd.grad(function(x, layout, 0.5, **options).sum(), x)
+
+
 def test_a_second_call_works_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = random(2, block=16, density=0.5, seed=1)
     made: list[Any] = []
-    for module, names in ((attention_calls, ("launch_of", "delta", "lines")), (matmul_calls, ("sdd", "dsd"))):
+    of_softmax = ("forward", "backward", "logsumexp_backward")
+    of_attention = ("launch_of", "delta", "lines")
+    for module, names in (
+        (attention_calls, of_attention), (matmul_calls, ("sdd", "dsd")), (block_calls, of_softmax)
+    ):  # fmt: skip
         for name in names:
             function = getattr(module, name)
             monkeypatch.setattr(module, name, lambda *a, f=function, n=name: made.append(n) or f(*a))
-    for call in (attend, multiply):
+    for call in (attend, multiply, weigh):
         call(layout)
         assert made
         made.clear()
         call(layout)
         assert not made
     for call, given in ((attend, {"scale": 2.0}), (attend, {"is_causal": True}), (multiply, {"columns": 8}),
-                        (multiply, {"precision": "tf32"})):  # fmt: skip
+                        (multiply, {"precision": "tf32"}), (weigh, {"is_causal": True}),
+                        (weigh, {"key_padding_mask": torch.ones(32)})):  # fmt: skip
         call(layout, **given)
         assert made
         made.clear()
@@ -118,10 +129,15 @@ def test_a_forced_tile_is_not_one_kept() -> None:
     with matmul_calls.forced(sdd=(1, 16, 4, 1)):
         multiply(layout)
     assert len(layout.kept["plans"]) == before + 1
+    weigh(layout)
+    before = len(layout.kept["plans"])
+    with tiles.forced(16, 32):
+        weigh(layout)
+    assert len(layout.kept["plans"]) == before + 4
 
 
 def test_layouts_keep_some_and_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_matmul, "_PLANS", 3)
+    monkeypatch.setattr(block_layouts, "_PLANS", 3)
     layout = random(2, block=16, density=0.5, seed=3)
     gc.collect()
     gc.disable()
@@ -130,6 +146,7 @@ def test_layouts_keep_some_and_are_let_go(monkeypatch: pytest.MonkeyPatch) -> No
             multiply(layout, columns)
             assert 0 < len(layout.kept["plans"]) <= 3
         attend(layout)
+        weigh(layout)
         gone = weakref.ref(layout)
         del layout
         assert gone() is None

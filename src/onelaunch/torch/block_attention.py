@@ -16,8 +16,8 @@ from onelaunch.kernels.attention_calls import COLUMNS, FORWARD, ROWS, Attention,
 from onelaunch.kernels.matmul_calls import asked
 from onelaunch.sparse.layout import BlockLayout
 from onelaunch.torch import block_attention_reference as reference
-from onelaunch.torch.block_layouts import find
-from onelaunch.torch.block_matmul import cast, check_arrays, check_precision, in_front, matmul, on_device, planned, room
+from onelaunch.torch.block_layouts import find, planned
+from onelaunch.torch.block_matmul import cast, check_arrays, check_precision, in_front, matmul, on_device, room
 from onelaunch.torch.block_reference import shifted
 from onelaunch.torch.block_softmax import MASK_MODES, logsumexp, softmax
 from onelaunch.torch.launching import Prepared, by_kernel, signature, unknown_derivative

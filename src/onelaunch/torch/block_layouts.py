@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from onelaunch.sparse.layout import BlockLayout
 
 #: Layouts of traced programs, which hold the key alone.
 _traced: dict[str, BlockLayout] = {}
+
+#: Signatures of calls that a layout keeps launches for.
+_PLANS = 256
 
 
 def find(key: str, keep: bool = False) -> BlockLayout:
@@ -42,6 +46,17 @@ def tables(layout: BlockLayout, device: torch.device) -> dict[str, Tensor]:
         arrays = layout.tables.arrays()
         layout.kept[key] = {name: torch.from_numpy(np.array(a)).to(device) for name, a in arrays.items()}
     found: dict[str, Tensor] = layout.kept[key]
+    return found
+
+
+def planned(layout: BlockLayout, key: Any, make: Callable[[], Any]) -> Any:
+    """What ``make`` makes ready for calls of one signature, kept with the layout (the last ones)."""
+    plans: dict[Any, Any] = layout.kept.setdefault("plans", {})
+    found = plans.get(key)
+    if found is None:
+        if len(plans) >= _PLANS:
+            plans.clear()
+        found = plans[key] = make()
     return found
 
 

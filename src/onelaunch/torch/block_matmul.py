@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,13 @@ from onelaunch.errors import OptionError
 from onelaunch.kernels import matmul_calls
 from onelaunch.kernels.matmul_calls import PRECISIONS
 from onelaunch.sparse.layout import BlockLayout
-from onelaunch.torch.block_layouts import find
+from onelaunch.torch.block_layouts import find, planned
 from onelaunch.torch.launching import Prepared, by_kernel, signature, unknown_derivative
 from onelaunch.torch.operator import operator
 from onelaunch.torch.reference import wide
 from onelaunch.torch.softmax import FLOATS
 
 MODES = ("sdd", "dsd", "dds")
-
-#: Signatures of calls that a layout keeps launches for.
-_PLANS = 256
 
 
 def matmul(
@@ -167,17 +163,6 @@ def room(device: torch.device) -> int:
         return matmul_calls.ROOM
     properties = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "shared_memory_per_block_optin", matmul_calls.ROOM))
-
-
-def planned(layout: BlockLayout, key: Any, make: Callable[[], Any]) -> Any:
-    """What ``make`` makes ready for calls of one signature, kept with the layout (the last ones)."""
-    plans: dict[Any, Any] = layout.kept.setdefault("plans", {})
-    found = plans.get(key)
-    if found is None:
-        if len(plans) >= _PLANS:
-            plans.clear()
-        found = plans[key] = make()
-    return found
 
 
 def flattened(t: Tensor, planes: int, keep: int) -> Tensor:

@@ -15,8 +15,9 @@ from onelaunch.kernels.block_calls import BlockScores
 from onelaunch.kernels.calls import LOG_SOFTMAX, LOGSUMEXP, SOFTMAX
 from onelaunch.sparse.layout import BlockLayout
 from onelaunch.torch import block_layouts, block_reference
-from onelaunch.torch.block_layouts import find, fitted, five, lead_of, tables
-from onelaunch.torch.launching import by_kernel, launch, transformed, unknown_derivative
+from onelaunch.torch.block_layouts import find, fitted, five, lead_of, planned, tables
+from onelaunch.torch.launching import Prepared, by_kernel, signature, transformed, unknown_derivative
+from onelaunch.torch.operator import operator
 from onelaunch.torch.softmax import FLOATS, refuse_twice
 
 MASK_MODES = ("add", "mul")
@@ -130,8 +131,13 @@ def forward(x: Tensor, dense: Sequence[Tensor | None], layout: BlockLayout, opti
         y.fill_(float("-inf"))
         return
     arrays, strides, extent = _arrays(x, dense, layout)
-    call = block_calls.forward(layout, math.prod(x.shape[:-3]), options, strides, extent)
-    launch(call, {"x": x.contiguous(), **_tables(layout, x, "column"), **arrays}, {"y": y})
+
+    def make() -> Prepared:
+        call = block_calls.forward(layout, math.prod(x.shape[:-3]), options, strides, extent)
+        return Prepared(call, _tables(layout, x, "column"), ["y"])
+
+    signed = ("softmax", options, block_calls.choose(layout), y.dtype, signature(x, *arrays.values()))
+    planned(layout, signed, make)({"x": x.contiguous(), **arrays, "y": y})
 
 
 def _arrays(x: Tensor, dense: Sequence[Tensor | None], layout: BlockLayout) -> tuple[Any, Any, int]:
@@ -153,7 +159,7 @@ def result_shape(x: Tensor, layout: BlockLayout, mode: int) -> list[int]:
     return [*x.shape[:-3], *layout.shape[:-1]] if mode == LOGSUMEXP else list(x.shape)
 
 
-@torch.library.custom_op("onelaunch::block_softmax", mutates_args=())
+@operator("onelaunch::block_softmax")
 def block_softmax_op(
     x: Tensor, rpe: Tensor | None, attn: Tensor | None, pad: Tensor | None, rel: Tensor | None, key: str, mode: int,
     scale: float, causal: bool, attn_mul: bool, pad_mul: bool, dtype: torch.dtype,
@@ -164,19 +170,24 @@ def block_softmax_op(
     return y
 
 
-@torch.library.custom_op("onelaunch::block_softmax_backward", mutates_args=())
+@operator("onelaunch::block_softmax_backward")
 def block_softmax_backward_op(y: Tensor, g: Tensor, key: str, mode: int, factor: float, dtype: torch.dtype) -> Tensor:
     layout = find(key)
     if not by_kernel(y):
         return block_reference.backward(y, g, layout, mode, factor).to(dtype)
     dx = torch.empty(y.shape, dtype=dtype, device=y.device)
     if dx.numel():
-        call = block_calls.backward(layout, math.prod(y.shape[:-3]), mode, factor)
-        launch(call, {"y": y.contiguous(), "g": g.contiguous(), **_tables(layout, y)}, {"dx": dx})
+
+        def make() -> Prepared:
+            call = block_calls.backward(layout, math.prod(y.shape[:-3]), mode, factor)
+            return Prepared(call, _tables(layout, y), ["dx"])
+
+        signed = ("softmax backward", mode, factor, block_calls.choose(layout), dtype, signature(y, g))
+        planned(layout, signed, make)({"y": y.contiguous(), "g": g.contiguous(), "dx": dx})
     return dx
 
 
-@torch.library.custom_op("onelaunch::block_logsumexp_backward", mutates_args=())
+@operator("onelaunch::block_logsumexp_backward")
 def block_logsumexp_backward_op(
     x: Tensor, rpe: Tensor | None, attn: Tensor | None, pad: Tensor | None, rel: Tensor | None, y: Tensor, g: Tensor,
     key: str, scale: float, causal: bool, attn_mul: bool, pad_mul: bool, factor: float, dtype: torch.dtype,
@@ -188,13 +199,19 @@ def block_logsumexp_backward_op(
     dx = torch.empty(x.shape, dtype=dtype, device=x.device)
     if dx.numel():
         arrays, strides, extent = _arrays(x, dense, layout)
-        call = block_calls.logsumexp_backward(layout, math.prod(x.shape[:-3]), options, strides, extent, factor)
-        given = {"x": x.contiguous(), **_tables(layout, x, "column"), **arrays}
-        launch(call, {**given, "y": y.contiguous(), "g": g.contiguous()}, {"dx": dx})
+
+        def make() -> Prepared:
+            call = block_calls.logsumexp_backward(layout, math.prod(x.shape[:-3]), options, strides, extent, factor)
+            return Prepared(call, _tables(layout, x, "column"), ["dx"])
+
+        signs = signature(x, *arrays.values(), y, g)
+        signed = ("logsumexp backward", options, factor, block_calls.choose(layout), dtype, signs)
+        given = {"x": x.contiguous(), "y": y.contiguous(), "g": g.contiguous(), **arrays}
+        planned(layout, signed, make)({**given, "dx": dx})
     return dx
 
 
-@torch.library.custom_op("onelaunch::block_sums", mutates_args=())
+@operator("onelaunch::block_sums")
 def block_sums_op(dz: Tensor, key: str, shape: list[int], by_distance: bool) -> Tensor:
     function = block_layouts.summed_by_distance if by_distance else block_layouts.summed
     return function(dz, find(key), shape).clone()
