@@ -168,6 +168,20 @@ def test_cpu_path_vmap_and_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(slope, torch.autograd.grad(product(a, b).sin().sum(), a)[0])
 
 
+def test_autocast_casts_operands_and_gradients_keep_their_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONELAUNCH_INTERPRET")
+    layout = BlockLayout([[1, 0], [1, 1]], 16)
+    given = [torch.randn(1, 32, 16, requires_grad=True) for _ in range(3)]
+    with torch.autocast("cpu", torch.bfloat16):
+        values = block_sparse.matmul(*given[:2], layout, "sdd", trans_b=True)
+        out = block_sparse.matmul(values.float(), given[2], layout, "dsd")
+        attended = block_sparse.attention(*given, layout)
+        assert block_sparse.attention(*(t.double() for t in given), layout).dtype == torch.float64
+    assert values.dtype == out.dtype == attended.dtype == torch.bfloat16
+    for gradient in torch.autograd.grad((out.float() + attended.float()).sum(), given):
+        assert gradient.dtype == torch.float32 and gradient.abs().sum() > 0
+
+
 def test_two_dimensional_operands_and_odd_strides() -> None:
     layout = BlockLayout([[1, 0], [1, 1]], 16)
     x, y = torch.randn(32, 10, dtype=torch.float64), torch.randn(64, 10, dtype=torch.float64)[::2]

@@ -205,6 +205,22 @@ def test_vmap_and_jit() -> None:
             np.testing.assert_allclose(x[i], y, atol=1e-10)
 
 
+def test_jit_vmap_and_two_derivatives_of_a_product() -> None:
+    layout = BlockLayout([[1, 0], [1, 1]], 16)
+    a, b, product = operands(layout, "dsd", (False, False, False), (2,), 3)
+
+    def loss(function: Any) -> Any:
+        return lambda a, b: jnp.sin(function(a, b)).sum()
+
+    def ours(a: Any, b: Any) -> Any:
+        return block_sparse.matmul(a, b, layout, "dsd")
+
+    def slopes(function: Any) -> Any:  # the gradient of a gradient's square
+        return jax.jit(jax.vmap(jax.grad(lambda a, b: (jax.grad(loss(function))(a, b) ** 2).sum(), 1)))
+
+    np.testing.assert_allclose(slopes(ours)(a, b), slopes(product)(a, b), atol=1e-9)
+
+
 def test_half_precision() -> None:
     layout = BlockLayout([[1, 0], [1, 1]], 64)
     low = [a.astype(jnp.bfloat16) for a in qkv(layout, 1, 1)]
