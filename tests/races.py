@@ -93,9 +93,8 @@ class _Watch(interpreter._Watch):
         else:
             before = memory.read[at] == self.epoch
             memory.reader[at] = np.where(before & (memory.reader[at] != who), MANY, who)
-            first = np.full(memory.reader.shape, 0)
-            np.add.at(first, at, 1)
-            memory.reader[at] = np.where(first[at] > 1, MANY, memory.reader[at])
+            _, where, count = np.unique(at, return_inverse=True, return_counts=True)
+            memory.reader[at] = np.where(count[where] > 1, MANY, memory.reader[at])
             memory.read[at] = self.epoch
 
 
