@@ -197,25 +197,24 @@ def work(name: str, chosen: list[Case]) -> None:
         torch.manual_seed(0)
         record: dict[str, Any] = {"contender": name, **asdict(case)}
         try:
-            record |= timed(name, case)
+            with exclusive():  # compiling as well: tuning runs kernels, which would slow another's
+                record |= timed(name, case)
         except Exception as error:
             record["status"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         emit(record)
 
 
 def timed(name: str, case: Case) -> dict[str, float]:
-    """Error, time and rate. The first call compiles; the device is this process' alone from then on."""
+    """Error, time and rate."""
     do_bench = importlib.import_module("triton.testing").do_bench
     prepare = attention if case.kind == "attention" else product
     run, wanted, operations = prepare(name, case, case.layout())
-    run()
-    with exclusive():
-        found, want = run().float(), wanted().float()
-        found = found[:, :1] if case.kind == "attention" else found.reshape(want.shape)
-        error = ((found - want).norm() / want.norm()).item()
-        del found, want
-        # Queued, the cache emptied between: what the device takes, not Python.
-        low, median, high = do_bench(run, warmup=25, rep=150, quantiles=[0.25, 0.5, 0.75])
+    found, want = run().float(), wanted().float()
+    found = found[:, :1] if case.kind == "attention" else found.reshape(want.shape)
+    error = ((found - want).norm() / want.norm()).item()
+    del found, want
+    # Queued, the cache emptied between: what the device takes, not Python.
+    low, median, high = do_bench(run, warmup=25, rep=150, quantiles=[0.25, 0.5, 0.75])
     return {"error": error, "median_ms": median, "low_ms": low, "high_ms": high, "tflops": operations / median / 1e9}
 
 

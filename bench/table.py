@@ -167,7 +167,10 @@ def coverage() -> str:
     ]
     where = machine_line(real) if real else "No GPU run yet: launches and agreement at small size, in the interpreter."
     where += f" {run['note']}" if "note" in run else ""
-    return f"**{one} of {len(body)} in one launch.** {where}\n\n{markdown(head, body)}\n\n{causes(at_small | at_real)}"
+    few = sum(one_launch(r) for r in at_small.values())
+    sizes = f"**{one} of {len(body)} in one launch at real size, {few} of {len(at_small)} at small size**"
+    why = "(the others would be slower as one kernel, and stay in XLA)."
+    return f"{sizes} {why} {where}\n\n{markdown(head, body)}\n\n{causes(at_small | at_real)}"
 
 
 def one_launch(record: Record) -> bool:
