@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -21,7 +20,6 @@ from onelaunch import build
 from onelaunch.ir.interpret import run as meaning
 from onelaunch.pipeline import compile_graph
 from onelaunch.rewrite import PASSES, rewrite
-from onelaunch.schedule.plan import Limits
 from onelaunch.target import parse
 from onelaunch.trace import to_graph
 from rows import control, index, memory, random
@@ -184,24 +182,3 @@ def test_a_summed_product_stays_in_full_precision() -> None:
     assert "[None, :, :]" in kernel.source
     built = build.compile(kernel, parse(TARGETS[0]))
     assert "tt.dot" not in str(built.asm["ttir"])
-
-
-PRECISIONS = {"default": "ieee", "high": "tf32x3", "highest": "ieee", "TF32_TF32_F32": "tf32", "TF32_TF32_F32_X3": "tf32x3"}
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_products_in_memory_are_tiles_in_the_precision_asked_for(precision: str) -> None:
-    """A product too large for one tile is walked in tiles of ``tl.dot``, not element by element."""
-    shapes = (jax.ShapeDtypeStruct((130, 37), jnp.float32), jax.ShapeDtypeStruct((37, 150), jnp.float32))
-    graph = rewrite(to_graph(jax.make_jaxpr(partial(jnp.dot, precision=precision))(*shapes), "product"))
-    source = compile_graph(graph, Limits(num_warps=16))[1]
-    assert source.source.count("tl.dot(") == 1
-    assert f'input_precision="{PRECISIONS[precision]}"' in source.source
-    assert source.num_warps == 8
-
-
-def test_the_default_precision_of_products_is_in_the_trace() -> None:
-    for name, wanted in (("tensorfloat32", "tf32x3"), ("float32", "ieee")):
-        with jax.default_matmul_precision(name):
-            graph = rewrite(to_graph(jax.make_jaxpr(jnp.dot)(np.zeros((64, 64)), np.zeros((64, 64))), "product"))
-        assert f'"{wanted}"' in compile_graph(graph, Limits(num_warps=4))[1].source

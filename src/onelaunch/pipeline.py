@@ -12,7 +12,7 @@ from onelaunch.emit.triton import emit
 from onelaunch.ir.nodes import Graph, Value
 from onelaunch.place import NeedsMemory, NeedsNoGrid, place
 from onelaunch.place.cost import cost, microseconds
-from onelaunch.place.nodes import For, Op, Program, While, walk
+from onelaunch.place.nodes import For, Program, While, walk
 from onelaunch.schedule.choose import choose
 from onelaunch.schedule.homes import make_plan, parallel_axis
 from onelaunch.schedule.late import Split, split
@@ -20,8 +20,6 @@ from onelaunch.schedule.plan import Limits, Plan
 
 #: Variants of the first choice: warps, and extents up to which dims are unrolled.
 WARPS, UNROLLED = (1, 2, 4, 8, 16), (4, 2)
-#: Warps of a kernel with matrix products, at most.
-PRODUCT_WARPS = 8
 #: A variant is taken if its estimate is below so much of the first choice's and it has at most so many instructions.
 CLEARLY, MOST_CODE = 0.75, 16000
 #: Statements of a kernel up to which other homes are tried.
@@ -75,7 +73,7 @@ def _cheapest(graph: Graph, axes: Axes, limits: Limits) -> _Placed:
     for placed in tried:
         for count in WARPS:
             us, code = microseconds(placed.program, count), cost(placed.program, count).code
-            if us < least and code <= MOST_CODE and count <= most_warps(placed.program):
+            if us < least and code <= MOST_CODE:
                 least, best, warps = us, placed, count
     if warps == best.plan.limits.num_warps:
         return best
@@ -94,19 +92,10 @@ def _placed(graph: Graph, axes: Axes, limits: Limits, apart: Split | None) -> _P
     while True:
         plan = make_plan(graph, axes, limits, forced, apart.late if apart is not None else frozenset())
         try:
-            program = place(graph, plan)
-            if limits.num_warps > (most := most_warps(program)):
-                return _placed(graph, axes, dataclasses.replace(limits, num_warps=most), apart)
-            return _Placed(plan, program)
+            return _Placed(plan, place(graph, plan))
         except NeedsMemory as need:
             assert need.value not in forced, need.value
             forced.add(need.value)
-
-
-def most_warps(program: Program) -> int:
-    """The warps that a kernel may have: eight with matrix products, whose operands spill where registers are halved."""
-    products = any(isinstance(s, Op) and s.fn == "dot" for s in walk(program.body))
-    return PRODUCT_WARPS if products else WARPS[-1]
 
 
 def estimate_us(graph: Graph, plan: Plan) -> float:

@@ -16,7 +16,6 @@ A, B = normal(3, 5), normal(5, 4, seed=1)
 LEFT, RIGHT = normal(2, 3, 4), normal(4, 2, 5, seed=1)
 HALF = ml_dtypes.bfloat16
 SUMS = {"floor": 1, "ulps": 16}
-HEADS = normal(2, 66, 1, 20), normal(2, 70, 1, 20, seed=1)
 
 
 def general(contract: Any, batch: Any, **how: Any) -> Any:
@@ -51,12 +50,6 @@ ROWS: list[Row] = [
         **SUMS,
     ),
     row("dot_deep", jnp.dot, normal(16, 40), normal(40, 17, seed=1), **SUMS),
-    row("dot_tiles", jnp.dot, normal(66, 18), normal(18, 70, seed=1), **SUMS),
-    row("dot_tiles_transposed", general(((0,), (1,)), ((), ())), normal(40, 20), normal(130, 40, seed=1), **SUMS),
-    row("dot_tiles_deep", general(((1, 0), (1, 0)), ((), ())), normal(20, 3, 33), normal(20, 3, 70, seed=1), **SUMS),
-    row("dot_tiles_3d", jnp.dot, normal(2, 17, 20), normal(20, 130, seed=1), **SUMS),
-    row("dot_tiles_heads", lambda x, y: jnp.einsum("bqhd,bkhd->bhqk", x, y), *HEADS, **SUMS),
-    row("dot_tiles_high", lambda x, y: jnp.dot(x, y, precision="high"), normal(66, 18), normal(18, 70), **SUMS),
     row(
         "dot_product_summed",
         lambda x, y: (jnp.abs(x)[:, :, None] * jnp.abs(y)[None]).sum(1),

@@ -40,13 +40,5 @@ def dot_general(b: Builder, params: Params, lhs: Value, rhs: Value) -> Value:
 
 
 def tensor_precision(precision: Any) -> str:
-    """How f32 tiles are multiplied: exactly, as three TF32 products (nearly f32's accuracy), or as one.
-
-    One only where the user names a TF32 algorithm, three at HIGH (``jax_default_matmul_precision`` is in ``precision``
-    already); DEFAULT and HIGHEST are exact.
-    """
-    sides = precision if isinstance(precision, tuple) else (precision,)
-    if precision == Preset.TF32_TF32_F32:
-        return "tf32"
-    high = any(p == jax.lax.Precision.HIGH for p in sides) and jax.lax.Precision.HIGHEST not in sides
-    return "tf32x3" if high or precision == Preset.TF32_TF32_F32_X3 else "ieee"
+    """ "tf32" only where the user named a TF32 algorithm; every other precision is exact f32 products."""
+    return "tf32" if precision == Preset.TF32_TF32_F32 else "ieee"

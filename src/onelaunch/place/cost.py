@@ -51,8 +51,6 @@ DEPENDENT, ISSUED, ISSUERS = 2.8, 1.6, 4
 SHUFFLE, ACROSS_WARPS, RELAYOUT, RELAYOUT_IN_WARP, BARRIER = 30, 160, 130, 80, 80
 #: cycles that a load takes beyond its elements', and an element of a load or store
 LOAD, ELEMENT = 18, 5
-#: cycles of a product on tensor cores beyond its multiplications, and those in a cycle (in TF32, by four warps)
-TENSOR_START, TENSOR_RATE = 700, 400
 MULTIPLY, TURN, BRANCH, TEST = 3.0, 9, 40, 12
 #: registers of a thread, and cycles of a word that finds none
 REGISTERS, SPILL = 200, 24
@@ -203,13 +201,9 @@ class _Walk:
     def dot(self, op: Op) -> Cost:
         lhs, rhs = op.args[:2]
         assert isinstance(lhs, Var) and isinstance(rhs, Var)
-        products = lhs.shape[0] * lhs.shape[1] * rhs.shape[1]
-        if op.attrs[0] == "ieee" and lhs.dtype.itemsize == 4:
-            mine, deep = products / self.lanes, max(0, lhs.shape[1] - 32)
-            return Cost(2 * RELAYOUT + mine * MULTIPLY * self.sharing + 8 * deep * SPILL, 2 * mine)
-        times = 3 if op.attrs[0] == "tf32x3" and lhs.dtype.itemsize == 4 else 1
-        rate = TENSOR_RATE * min(1.0, self.num_warps / ISSUERS)
-        return Cost(TENSOR_START + times * products / rate, times * products / self.lanes / 16 + 40)
+        products = lhs.shape[0] * lhs.shape[1] * rhs.shape[1] / self.lanes
+        deep = max(0, lhs.shape[1] - 32)
+        return Cost(2 * RELAYOUT + products * MULTIPLY * self.sharing + 8 * deep * SPILL, 2 * products)
 
 
 def _double(op: Op) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from onelaunch.ir import nodes as n
 from onelaunch.ir.nodes import Value
-from onelaunch.ir.types import is_bool
+from onelaunch.ir.types import BFLOAT16, is_bool
 from onelaunch.place.nodes import For, Var
 from onelaunch.place.placer import NeedsMemory, NeedsNoGrid, Placer, elem, needs_memory_where_lanes
 from onelaunch.place.reduce import Reduction
@@ -15,12 +17,16 @@ from onelaunch.place.space import Axis, Index, Lane, Space, pow2
 from onelaunch.place.store import chunk_axis
 from onelaunch.place.writer import FLOAT32, HALVES, INT32
 from onelaunch.schedule.plan import Home
-from onelaunch.schedule.products import LEAST, PRODUCTS, product_dims
 
 Indices = tuple[Index, ...]
 
-#: Contracted elements at a time: the operands of ``tl.dot`` stand in registers over the whole extent.
+#: Products of a tile from which on a matrix product through ``tl.dot`` is cheaper than multiplying and summing.
+DOT_PRODUCTS = 8192
+#: Contracted elements at a time: ``tl.dot`` without tensor cores keeps its operands in registers over the whole extent.
 DOT_DEPTH = 32
+#: The least extents that ``tl.dot`` takes, and the dtypes.
+DOT_EXTENT = 16
+DOT_DTYPES = (np.dtype("float16"), BFLOAT16, FLOAT32)
 
 
 @elem(n.Dot)
@@ -82,53 +88,45 @@ def _needs_memory_for_loops(p: Placer, work: Reduction, x: Value) -> None:
 def _by_tl_dot(p: Placer, node: n.Dot, idx: Indices, space: Space) -> bool:
     """Whether a contraction is a matrix product of two tiles large enough for ``tl.dot``.
 
-    Lanes alone in the output's rows and columns, nothing else in the space.
+    One contracted dim, lanes alone in the output's free dims, one of them from each side, nothing else in the space.
     """
-    found = product_dims(node, p.plan.dims)
-    lanes = {d: i.k for d, i in enumerate(idx) if isinstance(i, Lane)}
-    if found is None or set(lanes) != set(found) or sorted(lanes.values()) != [0, 1] or len(space) != 2:
+    if node.lhs.dtype not in DOT_DTYPES or node.lhs.dtype != node.rhs.dtype or len(node.contract[0]) != 1:
         return False
-    depth = pow2(max(node.lhs.shape[d] for d in node.contract[0]))
-    return min(axis.p for axis in space) >= LEAST and space[0].p * space[1].p * depth >= PRODUCTS
+    if len(space) != 2:
+        return False
+    batch = len(node.batch[0])
+    left = node.lhs.ndim - 1 - batch
+    lanes = [
+        [i.k for i in idx[batch : batch + left] if isinstance(i, Lane)],
+        [i.k for i in idx[batch + left :] if isinstance(i, Lane)],
+    ]
+    if sorted(lanes[0] + lanes[1]) != [0, 1] or len(lanes[0]) != 1 or any(isinstance(i, Lane) for i in idx[:batch]):
+        return False
+    extents = (space[0].p, space[1].p, pow2(node.lhs.shape[node.contract[0][0]]))
+    return min(extents) >= DOT_EXTENT and math.prod(extents) >= DOT_PRODUCTS
 
 
 def _tl_dot(p: Placer, node: n.Dot, idx: Indices, space: Space, places: list[dict[int, Index]]) -> Var:
-    """The product of two tiles by ``tl.dot``: over the longest contracted dim in chunks, over the others in loops."""
+    """The product of two tiles by ``tl.dot``: at once, or in chunks of the contracted dim added up in a loop."""
     w = p.w
-    extents = [node.lhs.shape[d] for d in node.contract[0]]
-    deep = max(range(len(extents)), key=lambda k: extents[k])
+    extent = node.lhs.shape[node.contract[0][0]]
     rows = next(i.k for i in places[0].values() if isinstance(i, Lane))
     shape = (space[rows].p, space[1 - rows].p)
     wide = FLOAT32 if node.out.dtype in HALVES else node.out.dtype
-
-    def product(fixed: dict[int, Index], inner: Axis, total: Var | None) -> Var:
-        at = [
-            side | {node.contract[s][k]: i for k, i in fixed.items()} | {node.contract[s][deep]: Lane(1 - s)}
-            for s, side in enumerate(places)
-        ]
-        tiles = _tiles(p, node, space, at, inner)
-        added = () if total is None else (total,)
-        return w.op("dot", (*tiles, *added), wide, shape, (node.precision,))
-
-    def nest(todo: list[int], fixed: dict[int, Index], total: Var | None) -> Var:
-        if not todo and pow2(extents[deep]) <= DOT_DEPTH:
-            return product(fixed, w.tile(extents[deep], pow2(extents[deep])), total)
-        k, *rest = todo or [deep]
-        step = 1 if todo else DOT_DEPTH
-        start = w.full(w.const(0, wide), shape) if total is None else total
-        loop = For(Var(INT32, (), "k"), 0, extents[k], step, [Var(wide, shape, "total")], [start])
-        w.ranges[loop.index] = (0, extents[k] - 1)
+    attrs = (node.precision,)
+    if pow2(extent) <= DOT_DEPTH:
+        result = w.op("dot", _tiles(p, node, space, places, w.tile(extent, pow2(extent))), wide, shape, attrs)
+    else:
+        for x in (node.lhs, node.rhs):
+            needs_memory_where_lanes(p, x)
+        loop = For(Var(INT32, (), "k"), 0, extent, DOT_DEPTH, [Var(wide, shape, "total")], [])
+        loop.inits = [w.full(w.const(0, wide), shape)]
+        w.ranges[loop.index] = (0, extent - 1)
         with w.inside(loop.body):
-            if todo:
-                loop.results = [nest(rest, fixed | {k: loop.index}, loop.params[0])]
-            else:
-                inner = chunk_axis(p, loop.index, extents[deep], DOT_DEPTH)
-                loop.results = [product(fixed, inner, loop.params[0])]
+            inner = chunk_axis(p, loop.index, extent, DOT_DEPTH)
+            loop.results = [w.op("dot", (*_tiles(p, node, space, places, inner), loop.params[0]), wide, shape, attrs)]
         w.add(loop)
-        return loop.params[0]
-
-    ones: dict[int, Index] = {k: 0 for k, e in enumerate(extents) if e == 1 and k != deep}
-    result = nest([k for k in range(len(extents)) if k != deep and k not in ones], ones, None)
+        result = loop.params[0]
     if rows == 1:
         result = w.op("permute", (result,), wide, shape[::-1], ((1, 0),))
     return w.cast(result, node.out.dtype)
@@ -139,23 +137,13 @@ def _tiles(p: Placer, node: n.Dot, space: Space, places: list[dict[int, Index]],
     w = p.w
     tiles = []
     for side, x in enumerate((node.lhs, node.rhs)):
-        deep = next(d for d, i in places[side].items() if i == Lane(1 - side) and d in node.contract[side])
-        free, other = next((i.k, d) for d, i in places[side].items() if isinstance(i, Lane) and d != deep)
+        free = next(i.k for i in places[side].values() if isinstance(i, Lane))
         axes = (space[free], inner) if side == 0 else (inner, space[free])
-        at = {**places[side], other: Lane(side), deep: Lane(1 - side)}
-        _must_be_reached(p, x, at, axes)
+        at: dict[int, Index] = {}
+        for d, i in places[side].items():
+            at[d] = Lane(side) if isinstance(i, Lane) else i
+        at[node.contract[side][0]] = Lane(1 - side)
         tile = w.full(p.fetch(x, tuple(at[d] for d in range(x.ndim)), axes), tuple(axis.p for axis in axes))
         mask = w.lane_mask(axes, 1 - side)
         tiles.append(w.select(mask, tile, w.const(0, x.dtype)) if isinstance(mask, Var) else tile)
     return tiles
-
-
-def _must_be_reached(p: Placer, x: Value, at: dict[int, Index], axes: Space) -> None:
-    """An operand of which a tile is a part stands in memory, and so does one in several pieces along the tile."""
-    if any(axis.kind == "chunk" for axis in axes):
-        needs_memory_where_lanes(p, x)
-    kinds = p.plan.dims[x]
-    split = any(kinds[d] == "unroll" and x.shape[d] > 1 for d, i in at.items() if isinstance(i, Lane))
-    moved = any(kinds[d] == "lane" and isinstance(i, Var) for d, i in at.items())
-    if p.plan.home[x] is Home.REGISTERS and (split or moved):
-        raise NeedsMemory(x)

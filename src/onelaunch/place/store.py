@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from onelaunch.ir import nodes as n
 from onelaunch.ir.monoids import identity
@@ -17,53 +17,44 @@ from onelaunch.place.regions import Region
 from onelaunch.place.space import Axis, Index, Lane, Space, pow2
 from onelaunch.place.writer import BOOL, FLOAT32, HALVES, INT32, broadcast_shape
 from onelaunch.schedule.plan import Home
-from onelaunch.schedule.products import product_blocks
 
 Indices = tuple[Index, ...]
 Body = Callable[["tuple[Index, ...]", Space], None]
 
 
-def iterate(
-    p: Placer, shape: Sequence[int], kinds: Sequence[str], body: Body, blocks: Mapping[int, int] | None = None
-) -> None:
+def iterate(p: Placer, shape: Sequence[int], kinds: Sequence[str], body: Body) -> None:
     """Call ``body(index, space)`` over a whole index space.
 
     Kinds: "batch" and "lane" dims become lanes (as many trailing lane dims as fit a tile, one more in chunks),
-    "unroll" dims integers, "serial" dims and what does not fit loops. ``blocks``: dims that are lanes whatever their
-    kind, so many at a time; the others are then walked one by one.
+    "unroll" dims integers, "serial" dims and what does not fit loops.
     """
     if 0 in shape:
         return
     limits = p.plan.limits
-    if blocks:
-        tiles = {d: width for d, width in blocks.items() if shape[d] <= width}
-        longer = {d: width for d, width in blocks.items() if shape[d] > width}
-        static = {d for d, kind in enumerate(kinds) if kind == "unroll" and d not in blocks}
-        walked = [d for d, kind in enumerate(kinds) if kind == "lane" and d not in blocks]
-        _nest(p, shape, kinds, body, [*walked, *longer], static, tiles, longer, {})
-        return
     batched = "batch" in kinds
     budget = max(1, limits.tile // (limits.lanes if batched else 1))
-    tiled: dict[int, int] = {}
-    chunks: dict[int, int] = {}
+    tiled: set[int] = set()
+    chunk: tuple[int, int] | None = None
     for d in reversed(range(len(shape))):
         if kinds[d] != "lane":
             continue
         if pow2(shape[d]) <= budget:
-            tiled[d] = pow2(shape[d])
+            tiled.add(d)
             budget //= pow2(shape[d])
             continue
         if budget >= 32:
-            chunks[d] = min(budget, 128 * limits.num_warps)
+            chunk = (d, min(budget, 128 * limits.num_warps))
         break
     pieces = math.prod(s for s, k in zip(shape, kinds) if k == "unroll")
     static = {d for d, k in enumerate(kinds) if k == "unroll" and (pieces <= limits.unroll_value or shape[d] == 1)}
     loops = [
         d
         for d, k in enumerate(kinds)
-        if k not in ("batch", "grid") and d not in {*tiled, *static, *chunks}
+        if k not in ("batch", "grid") and d not in tiled | static and (chunk is None or d != chunk[0])
     ]
-    _nest(p, shape, kinds, body, [*loops, *chunks], static, tiled, chunks, {})
+    if chunk is not None:
+        loops.append(chunk[0])
+    _nest(p, shape, kinds, body, loops, static, tiled, chunk, {})
 
 
 def _nest(
@@ -73,18 +64,18 @@ def _nest(
     body: Body,
     loops: list[int],
     static: set[int],
-    tiled: dict[int, int],
-    chunks: dict[int, int],
+    tiled: set[int],
+    chunk: tuple[int, int] | None,
     fixed: dict[int, Var],
 ) -> None:
     w = p.w
     if loops:
         d, *rest = loops
-        step = chunks.get(d, 1)
+        step = chunk[1] if chunk is not None and chunk[0] == d else 1
         loop = For(Var(INT32, (), f"i{d}"), 0, shape[d], step, [], [], disjoint=not w.overlaps)
         w.ranges[loop.index] = (0, shape[d] - 1)
         with w.inside(loop.body):
-            _nest(p, shape, kinds, body, rest, static, tiled, chunks, fixed | {d: loop.index})
+            _nest(p, shape, kinds, body, rest, static, tiled, chunk, fixed | {d: loop.index})
         w.add(loop)
         return
     axes: list[Axis] = []
@@ -98,10 +89,10 @@ def _nest(
             index.append(p.element_of_grid())
         elif d in tiled:
             index.append(Lane(len(axes)))
-            axes.append(w.tile(shape[d], tiled[d]))
-        elif d in chunks:
+            axes.append(w.tile(shape[d], pow2(shape[d])))
+        elif chunk is not None and chunk[0] == d:
             index.append(Lane(len(axes)))
-            axes.append(chunk_axis(p, fixed[d], shape[d], chunks[d]))
+            axes.append(chunk_axis(p, fixed[d], shape[d], chunk[1]))
         else:
             index.append(fixed.get(d))
     space = tuple(axes)
@@ -137,20 +128,10 @@ def store_element(p: Placer, buffer: Buffer, idx: Indices, space: Space, value: 
     w.store(buffer, offset, value, mask)
 
 
-def fill(
-    p: Placer,
-    v: Value,
-    buffer: Buffer,
-    element: Callable[[Indices, Space], Var],
-    blocks: Mapping[int, int] | None = None,
-) -> None:
-    """Write every element of a value into a buffer, in lanes as ``iterate`` has them."""
+def fill(p: Placer, v: Value, buffer: Buffer, element: Callable[[Indices, Space], Var]) -> None:
+    """Write every element of a value into a buffer."""
     p.w.new_group()
-
-    def body(idx: Indices, space: Space) -> None:
-        store_element(p, buffer, idx, space, element(idx, space))
-
-    iterate(p, v.shape, p.plan.dims[v], body, blocks)
+    iterate(p, v.shape, p.plan.dims[v], lambda idx, space: store_element(p, buffer, idx, space, element(idx, space)))
 
 
 def fill_region(p: Placer, region: Region) -> None:
@@ -186,8 +167,7 @@ def materialise(p: Placer, node: n.Node, v: Value, buffer: Buffer | None) -> Non
     if buffer is not None:
         p.buffers[v] = buffer
         if not isinstance(node, n.Empty):
-            blocks = product_blocks(node, p.plan.dims) if isinstance(node, n.Dot) else None
-            fill(p, v, buffer, lambda idx, space: function(p, node, v, idx, space), blocks)
+            fill(p, v, buffer, lambda idx, space: function(p, node, v, idx, space))
         return
     space = p.own_space(v)
     p.regs[v] = {c: function(p, node, v, p.own_index(v, c), space) for c in p.coordinates(v)}
