@@ -342,3 +342,27 @@ def test_the_mean_is_over_what_counts_however_many(kernel, dtype, size, monkeypa
     monkeypatch.setattr(calls, "COUNTED", 4)
     assert mean_factor(t, 2, torch.float32) == want.float()
     assert torch.func.vmap(lambda t: mean_factor(t, 2, torch.float64))(t.reshape(-1, 1)).sum() == size
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4])
+def test_large_logits(kernel, size):
+    """A gradient made with the loss is as accurate as ever; one made after it has the rounding of the saved lse."""
+    x, t = (seeded(4, 50, dtype=torch.float32) + size).detach().requires_grad_(), torch.arange(4)
+    want = torch.softmax(x.detach().double(), 1) - F.one_hot(t, 50)
+    for at_once, tolerance in ((True, 1e-6), (False, 1e-6 + 1.2e-7 * size)):
+        (dx,) = torch.autograd.grad(ce(x, t, reduction="sum", grad_in_forward=at_once), x)
+        torch.testing.assert_close(dx.double(), want, rtol=tolerance, atol=0)
+
+
+def test_a_kernels_gradient_says_why_it_has_no_derivative():
+    """Of operators called by compilers; the advice about losses is for gradients that were made with one."""
+    from onelaunch.torch.softmax import refuse_derivative, refuse_twice, softmax_backward_op
+
+    y = seeded(2, 5, dtype=torch.float32).softmax(1).detach().requires_grad_()
+    dx = softmax_backward_op(y, torch.ones(2, 5), None, None, None, 1, 0, 1.0, None, None, torch.float32)
+    with pytest.raises(RuntimeError, match="outside of torch.compile"):
+        dx.sum().backward()
+    with pytest.raises(RuntimeError, match="grad_in_forward=False"):
+        refuse_twice(None)
+    with pytest.raises(RuntimeError, match="^((?!loss).)*$"):
+        refuse_derivative(None)

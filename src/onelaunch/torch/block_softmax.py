@@ -18,7 +18,7 @@ from onelaunch.torch import block_layouts, block_reference
 from onelaunch.torch.block_layouts import find, fitted, five, lead_of, planned, tables
 from onelaunch.torch.launching import Prepared, by_kernel, signature, transformed, unknown_derivative
 from onelaunch.torch.operator import operator
-from onelaunch.torch.softmax import FLOATS, refuse_twice
+from onelaunch.torch.softmax import FLOATS, refuse_derivative
 
 MASK_MODES = ("add", "mul")
 
@@ -352,4 +352,4 @@ block_softmax_backward_op.register_vmap(_batch_backward)
 block_logsumexp_backward_op.register_vmap(_batch_logsumexp)
 block_sums_op.register_vmap(_batch_sums)
 for _op in (block_softmax_backward_op, block_logsumexp_backward_op, block_sums_op):
-    _op.register_autograd(refuse_twice, setup_context=lambda ctx, inputs, output: None)
+    _op.register_autograd(refuse_derivative, setup_context=lambda ctx, inputs, output: None)

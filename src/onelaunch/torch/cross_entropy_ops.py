@@ -26,7 +26,7 @@ from onelaunch.torch.rows import (
     problem,
     rescaled,
 )  # fmt: skip
-from onelaunch.torch.softmax import refuse_twice
+from onelaunch.torch.softmax import refuse_derivative, refuse_twice
 from onelaunch.torch.split import Split, find, pull_back
 
 # Arguments ignore, smooth, zscale, scale, cap, soft are those of kernels.calls.Loss; group, part, first: of Split.
@@ -150,7 +150,7 @@ def _rows_backward(ctx: Any, up: Tensor | None, *more: Tensor | None) -> tuple[T
 
 loss_op.register_autograd(_loss_backward, setup_context=_save_loss)
 rows_op.register_autograd(_rows_backward, setup_context=_save_rows)
-rows_backward_op.register_autograd(refuse_twice, setup_context=lambda ctx, inputs, output: None)
+rows_backward_op.register_autograd(refuse_derivative, setup_context=lambda ctx, inputs, output: None)
 
 
 # --- vmap: the batch's rows in one launch ------------------------------------------------------------------

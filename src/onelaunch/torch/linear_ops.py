@@ -21,7 +21,7 @@ from onelaunch.torch.operator import operator
 from onelaunch.torch.products import accumulate, chunks, length, product
 from onelaunch.torch.reference import Upstream
 from onelaunch.torch.rows import Found, Wanted, empty, evaluate, may_overwrite, problem, rescaled
-from onelaunch.torch.softmax import refuse_twice
+from onelaunch.torch.softmax import refuse_derivative, refuse_twice
 from onelaunch.torch.split import Split, find, pull_back, sum_over
 
 # hidden (tokens, features), weight (classes, features), bias (classes) or None; ``kind`` is the dtype of logits and
@@ -297,7 +297,7 @@ def _differentiable(
 
 linear_loss_op.register_autograd(_loss_backward, setup_context=_save_loss)
 linear_rows_op.register_autograd(_rows_backward, setup_context=_save_rows)
-linear_rows_backward_op.register_autograd(refuse_twice, setup_context=lambda ctx, inputs, output: None)
+linear_rows_backward_op.register_autograd(refuse_derivative, setup_context=lambda ctx, inputs, output: None)
 
 for _op in (linear_loss_op, linear_rows_op, linear_rows_backward_op):
     _op.register_vmap(one_by_one(_op))

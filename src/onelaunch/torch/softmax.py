@@ -213,6 +213,14 @@ def refuse_twice(ctx: Any, *gradients: Any) -> NoReturn:
     )
 
 
+def refuse_derivative(ctx: Any, *gradients: Any) -> NoReturn:
+    """The derivative of a kernel's gradient, where PyTorch's own operations did not take its place."""
+    raise RuntimeError(
+        "a kernel's gradient has no derivative: take second derivatives outside of torch.compile and without group or "
+        "vocab_size, so that PyTorch's own operations make the gradient"
+    )
+
+
 def _batch(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
     """The batch dimension becomes the first; the kernel takes any number of them."""
     x, mask, keep = (_front(t, d, info.batch_size, i == 0) for i, (t, d) in enumerate(zip(args[:3], in_dims[:3])))
@@ -233,5 +241,5 @@ def _front(t: Tensor | None, dim: int | None, size: int, whole: bool) -> Tensor 
 
 softmax_op.register_autograd(_backward, setup_context=_save)
 softmax_op.register_vmap(_batch)
-softmax_backward_op.register_autograd(refuse_twice, setup_context=lambda ctx, inputs, output: None)
+softmax_backward_op.register_autograd(refuse_derivative, setup_context=lambda ctx, inputs, output: None)
 softmax_backward_op.register_vmap(_batch_backward)
