@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import Any
 
@@ -15,7 +16,7 @@ from onelaunch.kernels import matmul_calls
 from onelaunch.sparse import BlockLayout, random
 
 torch = pytest.importorskip("torch")
-from onelaunch.torch import block_sparse  # noqa: E402
+from onelaunch.torch import block_layouts, block_sparse  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -166,6 +167,29 @@ def test_cpu_path_vmap_and_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     slope = torch.func.grad(lambda a: block_sparse.matmul(a, b, layout, "dsd").sin().sum())(a)
     a.requires_grad_()
     torch.testing.assert_close(slope, torch.autograd.grad(product(a, b).sin().sum(), a)[0])
+
+
+@pytest.mark.parametrize("call", ["matmul", "softmax", "inplace", "attention"])
+def test_a_captured_layout_outlives_its_caller(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph reads the layout's tables at every replay."""
+    monkeypatch.setattr(block_layouts, "_held", {})
+    for captured in (False, True):
+        monkeypatch.setattr(block_layouts, "capturing", lambda captured=captured: captured)
+        layout = random(6, block=16, density=0.5, seed=9876)
+        key, x = layout.key, torch.zeros(1, 96, 8)
+        if call == "matmul":
+            block_sparse.matmul(x, x, layout, "sdd", trans_b=True)
+        elif call == "attention":
+            block_sparse.attention(x, x, x, layout)
+        else:
+            block_sparse.softmax(torch.zeros(layout.nnz, 16, 16), layout, inplace=call == "inplace")
+        del layout
+        gc.collect()
+        if captured:
+            assert BlockLayout.find(key).nnz
+        else:
+            with pytest.raises(KeyError):
+                BlockLayout.find(key)
 
 
 def test_autocast_casts_operands_and_gradients_keep_their_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import jax
@@ -160,6 +161,20 @@ def test_graph_compile_and_autocast() -> None:
     with torch.autocast("cuda", torch.bfloat16):
         assert block_sparse.attention(q.float(), k, v, layout).dtype == torch.bfloat16
         assert block_sparse.matmul(q.float(), k, layout, "sdd", trans_b=True).dtype == torch.bfloat16
+
+
+def test_a_graph_is_replayed_after_its_layout_was_let_go() -> None:
+    layout = random(8, block=64, density=0.4, heads=2, seed=4321)
+    q, k, v = (normal(1, 2, 512, 64) for _ in range(3))
+    want = block_sparse.attention(q, k, v, layout)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = block_sparse.attention(q, k, v, layout)
+    del layout
+    gc.collect()
+    others = [torch.full((n,), 2**30, device="cuda", dtype=torch.int32) for n in range(1, 512)]  # where tables were
+    graph.replay()
+    assert torch.equal(out, want) and len(others)
 
 
 def test_calls_after_the_first() -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from onelaunch.sparse.layout import BlockLayout
 
-#: Layouts of traced programs, which hold the key alone.
-_traced: dict[str, BlockLayout] = {}
+#: Layouts that live as long as the process: compiled programs hold their keys, CUDA graphs addresses of their tables.
+_held: dict[str, BlockLayout] = {}
 
 #: Signatures of calls that a layout keeps launches for.
 _PLANS = 256
@@ -28,7 +28,7 @@ def find(key: str, keep: bool = False) -> BlockLayout:
             "this program's block layout is not there: make it before an exported program runs"
         ) from None
     if keep:
-        _traced[key] = layout
+        _held[key] = layout
     return layout
 
 
@@ -39,9 +39,10 @@ def prepare(layout: BlockLayout, device: torch.device | str) -> None:
 
 def tables(layout: BlockLayout, device: torch.device) -> dict[str, Tensor]:
     """The layout's tables on ``device`` by name, int32; copied there at first use."""
+    _hold_if_captured(layout)
     key = ("torch", str(device))
     if key not in layout.kept:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if device.type == "cuda" and capturing():
             raise RuntimeError(f"{layout} was never used on {device}: call block_sparse.prepare(layout, device) first")
         arrays = layout.tables.arrays()
         layout.kept[key] = {name: torch.from_numpy(np.array(a)).to(device) for name, a in arrays.items()}
@@ -51,6 +52,7 @@ def tables(layout: BlockLayout, device: torch.device) -> dict[str, Tensor]:
 
 def planned(layout: BlockLayout, key: Any, make: Callable[[], Any]) -> Any:
     """What ``make`` makes ready for calls of one signature, kept with the layout (the last ones)."""
+    _hold_if_captured(layout)
     plans: dict[Any, Any] = layout.kept.setdefault("plans", {})
     found = plans.get(key)
     if found is None:
@@ -58,6 +60,17 @@ def planned(layout: BlockLayout, key: Any, make: Callable[[], Any]) -> Any:
             plans.clear()
         found = plans[key] = make()
     return found
+
+
+def _hold_if_captured(layout: BlockLayout) -> None:
+    """A graph that is being captured reads the layout's tables at every replay, also after its caller let it go."""
+    if capturing():
+        _held[layout.key] = layout
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
 
 
 def lead_of(x: Tensor, layout: BlockLayout) -> tuple[int, ...]:

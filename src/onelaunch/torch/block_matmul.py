@@ -12,7 +12,7 @@ from onelaunch.errors import OptionError
 from onelaunch.kernels import matmul_calls
 from onelaunch.kernels.matmul_calls import PRECISIONS
 from onelaunch.sparse.layout import BlockLayout
-from onelaunch.torch.block_layouts import find, planned
+from onelaunch.torch.block_layouts import capturing, find, planned
 from onelaunch.torch.launching import Prepared, by_kernel, signature, unknown_derivative
 from onelaunch.torch.operator import operator
 from onelaunch.torch.reference import wide
@@ -150,7 +150,7 @@ def on_device(layout: BlockLayout, name: Any, array: np.ndarray, device: torch.d
     """An int32 table of a layout on a device, copied there at first use and kept with the layout."""
     key = ("torch", str(device), name)
     if key not in layout.kept:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if device.type == "cuda" and capturing():
             raise RuntimeError(f"{layout} was never used like this on {device}: call the function once before capture")
         layout.kept[key] = torch.from_numpy(np.array(array)).to(device)
     found: Tensor = layout.kept[key]
