@@ -3,79 +3,42 @@
 import triton
 import triton.language as tl
 
-from onelaunch.device.exponential import log1p, log_parts, power, two_sum
+from onelaunch.device.exponential import log1p, power
 from onelaunch.device.floating import any_true
-from onelaunch.device.gamma import digamma, digamma_positive, lgamma_positive, lgamma_two, stirling
+from onelaunch.device.gamma import digamma, digamma_positive, lgamma_positive, stirling
 
 
 @triton.jit
 def gamma_density(a, x):
-    """x**a e**-x / Gamma(a) for a, x > 0 (f64): the exponent in two parts, Stirling's series from a = 8 on."""
+    """x**a e**-x / Gamma(a) for a, x > 0 (f64), through Stirling's series where a is large."""
     large = a >= 8.0
-    ratio = tl.minimum(tl.maximum(tl.where(large, x / a, x), 5.0e-324), 1.0e300)
-    high, low = log_parts(ratio)
-    low += tl.where(large, tl.fma(ratio * -1.0, a, x) / x, 0.0)
-    product = a * high
-    low = tl.fma(a, high, product * -1.0) + a * low
-    apart, apart_low = two_sum(x, tl.where(large, a * -1.0, 0.0))
-    total, rest = two_sum(product, apart * -1.0)
-    low += rest - apart_low
-    log_gamma, scale = gamma_scale(tl.where(large, 1.0, a))
     b = tl.where(large, a, 8.0)
-    total, rest = two_sum(total, tl.where(large, stirling(b), log_gamma) * -1.0)
-    scale = tl.where(large, tl.sqrt(b * 0.15915494309189535), scale)
-    grown = scale * tl.exp(total)
-    return tl.where(total > -750.0, grown + grown * (low + rest), 0.0)
-
-
-@triton.jit
-def gamma_scale(a):
-    """A logarithm l and a factor s with 1 / Gamma(a) = s e**-l, for 0 < a < 8; |l| < 0.3."""
-    low = a < 0.5
-    near = a < 1.5
-    y = tl.where(near, 2.0, a)
-    product = tl.full(a.shape, 1.0, tl.float64)
-    rest = product - product
-    for _ in tl.static_range(6):
-        more = y > 2.5
-        y = tl.where(more, y - 1.0, y)
-        factor = tl.where(more, y, 1.0)
-        grown = product * factor
-        rest = rest * factor + tl.fma(product, factor, grown * -1.0)
-        product = grown
-    inverse = 1.0 / product
-    inverse = inverse + inverse * (tl.fma(product * -1.0, inverse, 1.0) - rest * inverse)
-    scale = tl.where(low, a * (a + 1.0), tl.where(near, a, inverse))
-    return lgamma_two(tl.where(low, a, tl.where(near, a - 1.0, y - 2.0))), scale
+    t = (x - b) / b
+    grown = tl.where(tl.abs(t) < 0.5, log1p(tl.where(tl.abs(t) < 0.5, t, 0.0)), tl.log(x / b))
+    far = (0.5 * tl.log(b) - 0.9189385332046727) - b * (t - grown) - stirling(b)
+    b = tl.where(large, 1.0, a)
+    small = tl.where(b < 0.5, b + 1.0, b)
+    scale = tl.where(b < 0.5, b, 1.0)
+    return tl.where(large, tl.exp(far), scale * tl.exp(b * tl.log(x) - x - lgamma_positive(small)))
 
 
 @triton.jit
 def gamma_series(a, x, running):
-    """P(a, x) / gamma_density (in two parts) and its derivative by a: the sum of x**k / (a (a + 1) ... (a + k))."""
-    count = a - a
+    """P(a, x) / gamma_density and its derivative by a: the sum of x**k / (a (a + 1) ... (a + k))."""
+    r = a
     term = 1.0 / a
-    term_low = tl.fma(term * -1.0, a, 1.0) * term
     slope = term * term * -1.0
     total = term
-    total_low = term_low
     total_slope = slope
     while any_true(running):
-        count = count + 1.0
-        r, r_low = two_sum(a, count)
-        inverse = 1.0 / r
-        q = x * inverse
-        q_low = (tl.fma(q * -1.0, r, x) - q * r_low) * inverse
-        slope = (slope - term * inverse) * q
-        grown = term * q
-        term_low = tl.fma(term, q, grown * -1.0) + (term_low * q + term * q_low)
-        term = grown
-        next_total, rest = two_sum(total, term)
-        total = tl.where(running, next_total, total)
-        total_low = tl.where(running, total_low + (rest + term_low), total_low)
+        r = r + 1.0
+        slope = (slope - term / r) * (x / r)
+        term = term * (x / r)
+        total = tl.where(running, total + term, total)
         total_slope = tl.where(running, total_slope + slope, total_slope)
         small = (term <= 1.1e-16 * total) & (tl.abs(slope) <= 1.1e-16 * tl.abs(total_slope))
         running = running & (small == 0)
-    return total + total_low, total_slope
+    return total, total_slope
 
 
 @triton.jit
@@ -120,7 +83,6 @@ def gamma_parts(a, x):
     b = tl.where(inside, a, 1.0)
     y = tl.where(inside, x, 1.0)
     upper = (y > 1.0) & (y > b)
-    b = tl.where(upper, b, tl.maximum(b, 1.0e-150))  # P is 1 below, and 1 / a finite
     density = gamma_density(b, y)
     lower_total, lower_slope = gamma_series(b, y, inside & (upper == 0))
     upper_total, upper_slope = gamma_fraction(tl.where(upper, b, 0.5), tl.where(upper, y, 2.0), inside & upper)
@@ -229,15 +191,12 @@ def zeta_wide(s, q):
     ok = (s > 1.0) & ((q > 0.0) | ((whole == 0) & (s == tl.floor(s))))
     t = tl.where(ok, s, 2.0)
     y = tl.where(ok, q, 1.0)
-    start = y
-    slope = tl.minimum(t, 1.0e10) * -1.0
     total = y - y
-    low = total
-    for k in range(12):
-        total = total + power(y, t * -1.0) * (1.0 + slope * low / y)
-        y, low = two_sum(start, tl.full(start.shape, 1.0, tl.float64) * (k + 1.0))
+    for _ in range(12):
+        total = total + power(y, t * -1.0)
+        y = y + 1.0
     rest = y / (t - 1.0) + 0.5 + zeta_rest(tl.minimum(t, 1.0e4), y)
-    total = total + power(y, t * -1.0) * (1.0 + slope * low / y) * rest
+    total = total + power(y, t * -1.0) * rest
     pole = (s == 1.0) | ((s > 1.0) & (q <= 0.0) & whole)
     total = tl.where(ok & (q == float("inf")), 0.0, total)
     return tl.where(ok, total, tl.where(pole, float("inf"), float("nan")))
